@@ -1,0 +1,154 @@
+"""One tree of exceptions: catch `ObjbufError` and nothing of this package escapes you.
+
+A subclass exists only where a caller acts differently. The last word of each docstring says how: *retry* (the same
+call, later), *restart* (open the consumer again), or *give up* (a person or other input is needed). Errors carry
+typed attributes and survive pickling, since Spark carries them between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ObjbufError(Exception):
+    """Base of every error that this package raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[ObjbufError], args: tuple[Any, ...], state: dict[str, Any]) -> ObjbufError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidInput(ObjbufError):
+    """The caller asked for something that can never work; nothing was changed. Correct the call: give up."""
+
+
+class CorruptData(ObjbufError):
+    """Bytes are not what the format says. Reading them again will not help: give up."""
+
+    def __init__(self, what: str, reason: str, *, offset: int | None = None) -> None:
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{what} is corrupt{where}: {reason}")
+        self.what = what
+        self.reason = reason
+        self.offset = offset
+
+
+class UnsupportedVersion(ObjbufError):
+    """A newer (or unknown) format version. This release cannot read it; upgrade: give up."""
+
+    def __init__(self, what: str, version: object, supported: int) -> None:
+        super().__init__(
+            f"{what} has version {version!r}, this release reads version {supported}: "
+            "upgrade objbuf-dagster, or find out who wrote it"
+        )
+        self.what = what
+        self.version = version
+
+
+class UnsupportedCompression(ObjbufError):
+    """A compression code that this release does not know. Upgrade: give up."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(
+            f"batch has compression {code}, this release reads 0 (none) and 1 (zstd): "
+            "upgrade objbuf-dagster, or find out who wrote it"
+        )
+        self.code = code
+
+
+class NotFound(ObjbufError):
+    """There is no object at this path: give up."""
+
+    def __init__(self, path: str, hint: str = "") -> None:
+        super().__init__(f"there is no object {path!r}" + (f": {hint}" if hint else ""))
+        self.path = path
+
+
+class StorageError(ObjbufError):
+    """The storage refused for a reason that will not pass by itself (rights, names, a full disk): give up.
+
+    With `in_doubt` a write may have happened although nobody said so. Repeating it is safe where the call's contract
+    says so.
+    """
+
+    def __init__(self, message: str, *, in_doubt: bool = False) -> None:
+        super().__init__(message)
+        self.in_doubt = in_doubt
+
+
+class StorageUnavailable(StorageError):
+    """The storage did not answer, or not well, and went on so for every attempt: retry."""
+
+
+class Fenced(ObjbufError):
+    """Another consumer took the buffer over; nothing was changed. Open again if this one should have it: restart."""
+
+    def __init__(self, held: int, current: int) -> None:
+        super().__init__(
+            f"another consumer took over: this one holds epoch {held}, the manifest says {current}. "
+            "Nothing was changed. Open a new consumer only if this process should own the buffer"
+        )
+        self.held = held
+        self.current = current
+
+
+class OutOfOrderAck(ObjbufError):
+    """An ack that would skip, repeat or run ahead of what was produced; nothing was changed: give up."""
+
+    def __init__(self, message: str, *, expected: int, got: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.got = got
+
+
+class TimedOut(ObjbufError, TimeoutError):
+    """The time given is up and the outcome is still open: retry."""
+
+
+class SequenceGap(ObjbufError):
+    """Sequences were dequeued before they were planned; they can be in no range: give up."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__(
+            f"sequences {first} to {last} left the manifest before they were planned: another consumer acked them. "
+            "Find out who (the epoch changed); `objbuf ranges plan --skip-gap` goes on without them"
+        )
+        self.first = first
+        self.last = last
+
+
+class BufferReplaced(ObjbufError):
+    """The manifest is not the one this state was made from: it was deleted and made anew: give up."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"the buffer was deleted and made anew: {detail}. Nothing was changed. Move the old `ranges/` objects and "
+            "the lake tables away before going on, or restore the old manifest"
+        )
+
+
+class RangeNotPlanned(ObjbufError):
+    """No range object covers this range: plan it first, or correct the key: give up."""
+
+    def __init__(self, key: str, hint: str) -> None:
+        super().__init__(f"range {key} is not planned: {hint}")
+        self.key = key
+
+
+class RangeExpired(ObjbufError):
+    """The range was acked longer ago than the retention, and its batches may be gone: give up."""
+
+    def __init__(self, key: str, *, since_ms: int, since: str, retention_seconds: float) -> None:
+        super().__init__(
+            f"range {key} expired at {since}: replay_retention is {retention_seconds:g} s after the ack, its batches "
+            "may be deleted. Its rows are in the lake; to replay more next time, set a longer replay_retention"
+        )
+        self.key = key
+        self.since_ms = since_ms
+        self.retention_seconds = retention_seconds

@@ -1,0 +1,108 @@
+"""Imports point downwards only, heavy ones happen where they are used, and importing starts nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "objbuf_dagster"
+
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "protocol": set(),
+    "store": {"protocol"},
+    "buffer": {"protocol", "store"},
+    "ranges": {"protocol", "store", "buffer"},
+    "lake": {"protocol", "store", "buffer", "ranges"},
+    "spark": {"protocol", "store", "buffer", "ranges", "lake"},
+    "decode": {"protocol", "store", "buffer", "ranges", "lake", "spark"},
+    "orchestration": {"protocol", "store", "buffer", "ranges", "lake", "spark", "decode"},
+    "cli": {"protocol", "store", "buffer", "ranges", "lake", "spark", "decode"},
+}
+"""What each part may import, besides itself and `errors`."""
+
+NO_DAGSTER = {"errors", "protocol", "store", "buffer", "ranges", "lake", "spark", "decode", "cli"}
+"""Executors load these, or they must start quickly."""
+
+HEAVY = {"pyarrow", "zstandard", "obstore", "pyspark", "deltalake", "pandas", "numpy", "boto3"}
+"""These take long to import, so only the function that needs them does."""
+
+
+def modules() -> list[Path]:
+    return sorted((ROOT / PACKAGE).rglob("*.py"))
+
+
+def imports(path: Path, *, at_import_time: bool = False) -> Iterator[str]:
+    """The modules that a file imports: all, or those that importing it imports too."""
+    tree = ast.parse(path.read_text())
+    if at_import_time:
+        nodes: list[ast.AST] = []
+        waiting: list[ast.AST] = [tree]
+        while waiting:
+            node = waiting.pop()
+            is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not is_typing:
+                nodes.append(node)
+                waiting.extend(ast.iter_child_nodes(node))
+    else:
+        nodes = list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT / PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        assert not list(imports(path))
+        return
+    assert part in BELOW, f"{part} has no place in the layers yet: give it one"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == PACKAGE and len(parts) > 1 and parts[1] in BELOW:
+            assert parts[1] in BELOW[part] | {part, "errors"}, f"{path} imports {name}, which is above it"
+        assert not (part in NO_DAGSTER and parts[0].startswith("dagster")), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_heavy_imports_happen_inside_what_uses_them(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path, at_import_time=True)} & HEAVY
+
+
+def test_importing_everything_starts_nothing_and_loads_nothing_heavy() -> None:
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in modules()]
+    code = f"""
+import importlib, sys, threading
+for name in {[name for name in names if not name.endswith("__main__")]!r}:
+    importlib.import_module(name)
+print(threading.active_count(), sorted({HEAVY!r} & set(sys.modules)))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert ran.stdout.strip() == "1 []"
+    assert threading.active_count() >= 1
+
+
+def test_nothing_generated_or_large_is_in_git() -> None:
+    """Also no address of a package registry, and no path of anybody's machine."""
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT, check=False)  # noqa: S607
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    assert [str(file) for file in files if file.stat().st_size > 200_000] == []
+    assert [str(file) for file in files if {"__pycache__", ".venv", "dist"} & set(file.parts[len(ROOT.parts) :])] == []
