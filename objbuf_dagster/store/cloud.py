@@ -1,0 +1,210 @@
+"""Buckets: S3 and what speaks its protocol, Google Cloud Storage, Azure, through obstore."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError
+from objbuf_dagster.store.base import (
+    Blob,
+    Conflict,
+    ObjectInfo,
+    Payload,
+    Store,
+    TransientError,
+    check_condition,
+    check_path,
+    check_size,
+    folder,
+)
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_TRANSIENT = {"408", "425", "429"}
+_DELETE_AT_ONCE = 1000
+_CLIENT_SETTINGS = re.compile(
+    r"((aws|google|azure)_)?(allow_|connect_timeout|timeout|proxy|default_content|default_header|http[12]_|pool_|"
+    r"randomize_|user_agent)",
+    re.IGNORECASE,
+)
+"""Settings of obstore's HTTP client. Given among the others they make it panic, so they are refused."""
+
+_NO_BUCKET = "the bucket does not exist, create it or correct the URL"
+_DENIED = "access denied, check the credentials and their rights"
+
+Credentials = Callable[[], Any]
+"""An obstore credential provider; it must be picklable where the store is to be."""
+
+
+class CloudStore(Store):
+    """Objects below `url` (`s3://bucket/prefix`, `gs://...`, `az://...`).
+
+    `options` are obstore's settings by name (`region`, `endpoint`, `access_key_id`, ...); what is not given comes from
+    the environment the way each cloud's own tools read it. Requests are not repeated in here, because only the caller
+    knows whether a conditional put may be: `RetryingStore` does.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        options: Mapping[str, str] | None = None,
+        credentials: Credentials | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        self.url = url
+        self._settings = (dict(options or {}), credentials, timeout_seconds)
+        self._store = _connect(url, *self._settings)
+        self._version: Literal["e_tag", "version"] = "version" if _is_google(self._store) else "e_tag"
+
+    def __repr__(self) -> str:
+        return f"CloudStore({_safe(self.url)!r})"  # nor the options: they may be secrets
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.url, *self._settings)
+
+    def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
+        import obstore
+
+        with _translated(path):
+            found = obstore.get(self._store, check_path(path))
+            check_size(path, found.meta["size"], max_bytes)
+            return Blob(found.bytes().to_bytes(), found.meta[self._version] or "")
+
+    def put(
+        self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
+    ) -> Conflict | None:
+        import obstore
+
+        check_condition(if_version, if_absent)
+        mode: Any = "create" if if_absent else "overwrite" if if_version is None else {self._version: if_version}
+        conditional = if_absent or if_version is not None
+        body: Any = data if isinstance(data, bytes) else list(data)
+        try:
+            with _translated(path):
+                obstore.put(
+                    self._store, check_path(path), body, mode=mode, use_multipart=False if conditional else None
+                )
+        except _Lost:
+            if not conditional:
+                raise
+            return Conflict()
+        return None
+
+    def head(self, path: str) -> ObjectInfo:
+        import obstore
+
+        with _translated(path):
+            return ObjectInfo(path, obstore.head(self._store, check_path(path))["size"])
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
+        import obstore
+
+        below = folder(prefix).rstrip("/") or None
+        with _translated(prefix):
+            for page in obstore.list(self._store, below, offset=after):
+                yield from sorted((ObjectInfo(meta["path"], meta["size"]) for meta in page), key=lambda i: i.path)
+
+    def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
+        """In bulk; a bulk that fails for good is repeated one by one, so that one object does not stop the rest."""
+        wanted = [check_path(path) for path in paths]
+        failed: dict[str, ObjbufError] = {}
+        for start in range(0, len(wanted), _DELETE_AT_ONCE):
+            some = wanted[start : start + _DELETE_AT_ONCE]
+            try:
+                self._delete(some)
+            except TransientError:
+                raise
+            except ObjbufError:
+                for path in some:
+                    try:
+                        self._delete([path])
+                    except NotFound:
+                        continue
+                    except TransientError:
+                        raise
+                    except ObjbufError as error:
+                        failed[path] = error
+        return failed
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        import obstore
+
+        with _translated(paths[0]):
+            obstore.delete(self._store, list(paths))
+
+
+class _Lost(TransientError):
+    """A request met another state than it asked for, or (without a condition) another request at work on the object."""
+
+
+def _connect(url: str, options: dict[str, str], credentials: Credentials | None, timeout_seconds: float) -> Any:
+    import obstore.exceptions
+    import obstore.store
+
+    for name in options:
+        if _CLIENT_SETTINGS.match(name):
+            raise InvalidInput(f"{name} is no setting of a store: use timeout_seconds, or leave it out")
+    settings: dict[str, Any] = {
+        "config": options or None,
+        "client_options": {"allow_http": True, "timeout": timedelta(seconds=timeout_seconds)},
+        "retry_config": {"max_retries": 0},
+    }
+    if credentials is not None:
+        settings["credential_provider"] = credentials
+    try:
+        return obstore.store.from_url(url, **settings)
+    except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
+        raise InvalidInput(f"cannot use {_safe(url)} as a store: {_first_line(error)}") from None
+
+
+def _is_google(store: Any) -> bool:
+    """Google compares generations, the others ETags; obstore asks for the right one and takes no other."""
+    import obstore.store
+
+    return isinstance(store, obstore.store.GCSStore)
+
+
+def _reopen(url: str, options: dict[str, str], credentials: Credentials | None, timeout_seconds: float) -> CloudStore:
+    return CloudStore(url, options=options, credentials=credentials, timeout_seconds=timeout_seconds)
+
+
+@contextlib.contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """obstore's errors as ours. It tells a passing failure only by its text, whose shape a test holds on to."""
+    import obstore.exceptions as theirs
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            raise StorageError(f"{_NO_BUCKET}: {_first_line(error)}") from None
+        raise NotFound(path) from None
+    except (theirs.AlreadyExistsError, theirs.PreconditionError):
+        raise _Lost(f"{path!r} met another request to the same object") from None
+    except (theirs.PermissionDeniedError, theirs.UnauthenticatedError) as error:
+        raise StorageError(f"{_DENIED}: {_first_line(error)}") from None
+    except theirs.BaseError as error:
+        line = _first_line(error)
+        status = _STATUS.search(str(error))  # a long path may have pushed it out of the line
+        if (status is None and "HTTP error" in str(error)) or (
+            status and (status[1] in _TRANSIENT or status[1].startswith("5"))
+        ):
+            raise TransientError(line) from None
+        denied = status is not None and status[1] in ("401", "403")
+        reason = _NO_BUCKET if "NoSuchBucket" in str(error) else _DENIED if denied else "storage refused"
+        raise StorageError(f"{reason}: {line}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    line = str(error).partition("\n")[0]
+    line = re.sub(r"//[^/@\s]*@", "//...@", line)  # URLs may carry secrets: a password, a signature
+    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)[:400]
+
+
+def _safe(url: str) -> str:
+    """A URL without what may be secret in it."""
+    return re.sub(r"//.*@", "//...@", re.split(r"[?#]", url)[0])

@@ -1,0 +1,235 @@
+"""A directory as an object store: an object is a plain file at its path.
+
+A put writes and syncs a temporary file, then renames it: a reader, or a machine that comes back after a crash, finds
+the old bytes or the new. A conditional put does so while it holds an exclusive `flock` on `<path>.lock`; any other
+program that takes that lock can join. The kernel drops the lock of a process that dies, so a lock file that is left
+behind means nothing, and nobody looks at a temporary one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError
+from objbuf_dagster.store.base import (
+    Blob,
+    Conflict,
+    ObjectInfo,
+    Payload,
+    Store,
+    check_condition,
+    check_path,
+    check_size,
+    folder,
+)
+
+_LOCK_SUFFIX = ".lock"
+_TEMPORARY = ".tmp-"
+_HINTS = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EACCES: "check the rights of this user",
+    errno.EPERM: "check the rights of this user",
+    errno.EROFS: "the file system is read-only",
+    errno.EEXIST: "a file is where a folder is needed",
+    errno.ENOTDIR: "a file is where a folder is needed",
+    errno.EISDIR: "a folder is where the object should be",
+}
+_MOST_PARTS = 1024  # of one writev, on every system we know
+_ABANDONED_AFTER = 24 * 3600.0  # seconds until a temporary file can be nobody's work in progress
+
+
+class LocalStore(Store):
+    """Objects below the directory `root`, which is made when the first object is written."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self.root)!r})"
+
+    def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
+        data = self.read(path, max_bytes=max_bytes)
+        return Blob(data, _version(data))
+
+    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        with _translated(path), open(self._file(path), "rb", buffering=0) as file:
+            check_size(path, os.fstat(file.fileno()).st_size, max_bytes)
+            return file.read()
+
+    def put(
+        self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
+    ) -> Conflict | None:
+        check_condition(if_version, if_absent)
+        target = self._file(path)
+        parts = [data] if isinstance(data, bytes) else data
+        with _translated(path, reading=False):
+            self._make_folder(target.parent)
+            temporary = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+            try:
+                with open(temporary, "xb", buffering=0) as file:
+                    _write_all(file.fileno(), parts)
+                    os.fsync(file.fileno())
+                if if_version is None and not if_absent:
+                    os.replace(temporary, target)
+                else:
+                    with _locked(target):
+                        if not _holds(target, if_version):
+                            return Conflict()
+                        os.replace(temporary, target)
+                _sync_folder(target.parent)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+        return None
+
+    def head(self, path: str) -> ObjectInfo:
+        with _translated(path), open(self._file(path), "rb", buffering=0) as file:
+            return ObjectInfo(path, os.fstat(file.fileno()).st_size)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
+        below = folder(prefix)
+        top = str(self.root / below)
+        found: list[ObjectInfo] = []
+        with _translated(prefix):
+            for directory, _, names in os.walk(top, onerror=_raise_unless_gone):
+                relative = below + os.path.relpath(directory, top).replace(os.sep, "/") + "/"
+                relative = relative.removesuffix("./")
+                for name in names:
+                    path = relative + name
+                    if _is_ours(name) or (after is not None and path <= after):
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append(ObjectInfo(path, os.stat(os.path.join(directory, name)).st_size))
+        yield from sorted(found, key=lambda info: info.path)
+
+    def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
+        wanted = {path: self._file(path) for path in paths}
+        failed: dict[str, ObjbufError] = {}
+        gone = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+        for path, target in wanted.items():
+            try:
+                # Without the lock, a writer that holds the file deleted here and one that makes it anew would both win.
+                with _translated(path), contextlib.suppress(*gone), _locked(target):
+                    try:
+                        os.unlink(target)
+                    finally:
+                        os.unlink(f"{target}{_LOCK_SUFFIX}")
+            except ObjbufError as error:
+                failed[path] = error
+        return failed
+
+    def tidy(self, *, older_than: float = _ABANDONED_AFTER) -> int:
+        """Delete the temporary files that writers left when they were killed, and return how many."""
+        gone = 0
+        for directory, _, names in os.walk(self.root):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    file = os.path.join(directory, name)
+                    if name.startswith(_TEMPORARY) and time.time() - os.stat(file).st_mtime > older_than:
+                        os.unlink(file)
+                        gone += 1
+        return gone
+
+    def _file(self, path: str) -> Path:
+        if any(_is_ours(segment) for segment in check_path(path).split("/")):
+            raise InvalidInput(
+                f"names that end in {_LOCK_SUFFIX!r} or start with {_TEMPORARY!r} are reserved: {path!r}"
+            )
+        return self.root / path
+
+    def _make_folder(self, directory: Path) -> None:
+        if directory.is_dir():
+            return
+        missing = [directory, *(parent for parent in directory.parents if not parent.exists())]
+        directory.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            _sync_folder(made.parent)
+
+
+def _is_ours(name: str) -> bool:
+    return name.endswith(_LOCK_SUFFIX) or name.startswith(_TEMPORARY)
+
+
+def _version(data: bytes) -> str:
+    """A digest of the bytes: inode and time repeat themselves on a busy file system, which would lose an update."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _holds(target: Path, version: str | None) -> bool:
+    """Whether the object still is what the writer thinks: of this version, or (None) absent."""
+    try:
+        current = target.read_bytes()
+    except FileNotFoundError:
+        return version is None
+    return version is not None and _version(current) == version
+
+
+def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
+    """In as few system calls as can be: after each one, a busy interpreter makes us wait for our turn."""
+    views = deque(memoryview(part) for part in parts if part)
+    while views:
+        written = os.writev(descriptor, list(itertools.islice(views, _MOST_PARTS)))
+        while views and written >= len(views[0]):
+            written -= len(views.popleft())
+        if written:
+            views[0] = views[0][written:]
+
+
+@contextlib.contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    name = f"{target}{_LOCK_SUFFIX}"
+    while True:
+        descriptor = os.open(name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not _is_at(descriptor, name):  # deleted while we waited: whoever comes next would not see our lock
+                continue
+            yield
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, name: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(name))
+    except FileNotFoundError:
+        return False
+
+
+def _sync_folder(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+@contextlib.contextmanager
+def _translated(path: str, *, reading: bool = True) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if reading and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            raise NotFound(path) from None
+        if error.errno in (errno.ENAMETOOLONG, errno.EINVAL):
+            raise InvalidInput(f"the file system cannot hold the name {path[:80]!r}...: {error.strerror}") from None
+        hint = _HINTS.get(error.errno or 0)
+        reason = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        raise StorageError(f"{reason} ({path!r})" + (f": {hint}" if hint else "")) from error

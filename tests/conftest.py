@@ -1,0 +1,43 @@
+"""Fixtures that every test may use: an S3 server, and a fresh store of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from objbuf_dagster.store import LocalStore, MemoryStore, Store
+from tests.support.s3 import S3Location, s3_server
+
+
+@pytest.fixture(scope="session")
+def s3_root() -> Iterator[S3Location]:
+    """A place in a bucket of an S3 server that lives as long as the session: see tests/support/s3.py."""
+    with s3_server() as location:
+        yield location
+
+
+@pytest.fixture
+def s3(s3_root: S3Location) -> S3Location:
+    """A place in a bucket where nothing is yet, for this test alone."""
+    return s3_root.fresh()
+
+
+@pytest.fixture(params=["memory", "local", "s3"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store, of each kind in turn."""
+    return MemoryStore() if request.param == "memory" else _shared(request, tmp_path)
+
+
+@pytest.fixture(params=["local", "s3"])
+def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store that other processes can open too (pickled), of each kind in turn."""
+    return _shared(request, tmp_path)
+
+
+def _shared(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return LocalStore(tmp_path / "store")
+    location: S3Location = request.getfixturevalue("s3")
+    return location.open()

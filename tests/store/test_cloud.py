@@ -1,0 +1,300 @@
+"""Buckets that answer wrongly, late or not at all: which error comes of it, after how many requests."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from objbuf_dagster.errors import CorruptData, NotFound, ObjbufError, StorageError, StorageUnavailable
+from objbuf_dagster.store import CloudStore, Conflict, RetryingStore, RetryPolicy, Store, TransientError
+from tests.support.bucket import SECRET_KEY, Answer, FakeBucket, Trouble, fake_bucket
+
+_TIMEOUT = 0.2
+_URL = "s3://bucket/prefix"
+
+Operation = Callable[[Store], object]
+
+
+def _delete(store: Store) -> None:
+    for error in store.delete(["object"]).values():
+        raise error
+
+
+_READS: dict[str, Operation] = {
+    "get": lambda store: store.get("object"),
+    "read": lambda store: store.read("object"),
+    "head": lambda store: store.head("object"),
+    "list": lambda store: list(store.list("folder")),
+}
+_CONDITIONAL: dict[str, Operation] = {
+    "put if version": lambda store: store.put("object", b"bytes", if_version='"1"'),
+    "put if absent": lambda store: store.put("object", b"bytes", if_absent=True),
+}
+_OPERATIONS: dict[str, Operation] = {
+    **_READS,
+    **_CONDITIONAL,
+    "put": lambda store: store.put("object", b"bytes"),
+    "delete": _delete,
+}
+_PASSING: list[Trouble] = [
+    Answer(500, "InternalError"),
+    Answer(502),
+    Answer(503, "SlowDown"),
+    Answer(429),
+    Answer(408),
+    "hang",
+    "drop",
+]
+
+
+@pytest.fixture
+def bucket() -> Iterator[FakeBucket]:
+    with fake_bucket() as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def store(bucket: FakeBucket) -> CloudStore:
+    return CloudStore(_URL, options=bucket.s3_options, timeout_seconds=_TIMEOUT)
+
+
+def _fails(operation: Operation, store: Store) -> ObjbufError:
+    """The error that the operation ends in, which tells no secret."""
+    with pytest.raises(ObjbufError) as caught:
+        operation(store)
+    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + repr(vars(caught.value))
+    assert SECRET_KEY not in told
+    return caught.value
+
+
+# One request
+
+
+def test_the_fake_is_a_bucket(store: CloudStore) -> None:
+    assert store.put("object", b"one", if_absent=True) is None
+    assert store.put("object", b"two", if_absent=True) == Conflict()
+    version = store.get("object").version
+    assert store.put("object", b"two", if_version=version) is None
+    assert store.put("object", b"three", if_version=version) == Conflict()
+    assert store.read("object") == b"two"
+    assert [(info.path, info.size) for info in store.list()] == [("object", 3)]
+    assert store.delete(["object"]) == {}
+    with pytest.raises(NotFound):
+        store.head("object")
+
+
+@pytest.mark.parametrize("trouble", _PASSING, ids=str)
+@pytest.mark.parametrize("name", _OPERATIONS)
+def test_a_failure_that_may_pass_is_transient_after_a_single_request(
+    store: CloudStore, bucket: FakeBucket, name: str, trouble: Trouble
+) -> None:
+    bucket.fail(trouble)
+    began = time.monotonic()
+
+    error = _fails(_OPERATIONS[name], store)
+
+    assert isinstance(error, TransientError)
+    assert len(bucket.requests) == 1  # obstore repeats nothing by itself
+    assert time.monotonic() - began < _TIMEOUT + 2
+
+
+def test_a_long_path_does_not_make_a_failure_permanent(store: CloudStore, bucket: FakeBucket) -> None:
+    path = "/".join(["ä" * 80] * 5)
+
+    for trouble in _PASSING:
+        bucket.fail(trouble)
+        for operation in (
+            lambda store: store.get(path),
+            lambda store: store.head(path),
+            lambda store: store.put(path, b""),
+        ):
+            assert isinstance(_fails(operation, store), TransientError)
+
+
+@pytest.mark.parametrize("name", ["get", "read", "list"])
+def test_an_answer_that_breaks_off_is_transient(store: CloudStore, bucket: FakeBucket, name: str) -> None:
+    bucket.fail("half")
+
+    assert isinstance(_fails(_OPERATIONS[name], store), TransientError)
+
+    assert len(bucket.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (Answer(403, "AccessDenied"), "access denied, check the credentials"),
+        (Answer(401), "access denied, check the credentials"),
+        (Answer(400, "InvalidRequest"), "storage refused"),
+        (Answer(301), "region"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", _OPERATIONS)
+def test_a_refusal_is_permanent_and_says_why(
+    store: CloudStore, bucket: FakeBucket, name: str, answer: Answer, text: str
+) -> None:
+    bucket.fail(answer)
+    retrying = RetryingStore(store, RetryPolicy(attempts=3, base_seconds=0))
+
+    error = _fails(_OPERATIONS[name], retrying)
+
+    assert type(error) is StorageError
+    assert text in str(error)
+    assert len(bucket.requests) == (2 if name == "delete" else 1)  # in bulk, then by itself
+
+
+@pytest.mark.parametrize("name", sorted(_OPERATIONS.keys() - {"head", "put if version"}))
+def test_a_missing_bucket_is_no_missing_object(store: CloudStore, bucket: FakeBucket, name: str) -> None:
+    bucket.fail(Answer(404, "NoSuchBucket"))
+
+    error = _fails(_OPERATIONS[name], store)
+
+    assert type(error) is StorageError
+    assert "the bucket does not exist" in str(error)
+
+
+@pytest.mark.parametrize("name", ["get", "read", "head"])
+def test_a_missing_object_is_not_found(store: CloudStore, bucket: FakeBucket, name: str) -> None:
+    error = _fails(_OPERATIONS[name], store)
+
+    assert isinstance(error, NotFound)
+    assert error.path == "object"
+
+
+@pytest.mark.parametrize("status", [409, 412])
+@pytest.mark.parametrize("name", _CONDITIONAL)
+def test_a_conditional_put_that_meets_another_is_a_conflict(
+    store: CloudStore, bucket: FakeBucket, name: str, status: int
+) -> None:
+    bucket.fail(Answer(status))
+
+    assert _CONDITIONAL[name](store) == Conflict()
+
+    assert len(bucket.requests) == 1
+
+
+@pytest.mark.parametrize("status", [409, 412])
+@pytest.mark.parametrize("name", ["put", "delete", "get", "head"])
+def test_a_call_without_condition_that_meets_another_may_be_repeated(
+    store: CloudStore, bucket: FakeBucket, name: str, status: int
+) -> None:
+    bucket.fail(Answer(status))
+
+    assert isinstance(_fails(_OPERATIONS[name], store), TransientError)
+
+    assert len(bucket.requests) == 1
+
+
+def test_a_bucket_that_is_not_there_at_all_is_transient() -> None:
+    with fake_bucket() as gone:
+        options = gone.s3_options
+    store = CloudStore(_URL, options=options, timeout_seconds=_TIMEOUT)
+
+    for operation in _OPERATIONS.values():
+        assert isinstance(_fails(operation, store), TransientError)
+
+
+def test_a_large_object_is_refused_before_it_is_read(store: CloudStore, bucket: FakeBucket) -> None:
+    bucket.fail("huge")
+
+    for call in (store.get, store.read):
+        with pytest.raises(CorruptData, match=str(1 << 40)):
+            call("object", max_bytes=1 << 20)
+
+
+# Many requests
+
+
+@pytest.mark.parametrize("trouble", [Answer(503, "SlowDown"), "drop"], ids=str)
+@pytest.mark.parametrize("name", _OPERATIONS)
+def test_all_attempts_are_made_before_giving_up(
+    store: CloudStore, bucket: FakeBucket, name: str, trouble: Trouble
+) -> None:
+    bucket.fail(trouble)
+
+    error = _fails(_OPERATIONS[name], RetryingStore(store, RetryPolicy(attempts=3, base_seconds=0)))
+
+    assert type(error) is StorageUnavailable
+    assert "3 times in a row" in str(error)
+    assert error.in_doubt == (name in _CONDITIONAL)
+    assert len(bucket.requests) == 3
+
+
+@pytest.mark.parametrize("trouble", [Answer(500), "drop", "hang"], ids=str)
+@pytest.mark.parametrize("name", ["get", "read", "head", "list", "put", "put if absent", "delete"])
+def test_a_failure_that_passes_is_not_seen(store: CloudStore, bucket: FakeBucket, name: str, trouble: Trouble) -> None:
+    if name != "put if absent":
+        store.put("object", b"bytes")
+    bucket.fail(trouble, times=2)
+
+    _OPERATIONS[name](RetryingStore(store, RetryPolicy(attempts=3, base_seconds=0)))
+
+    assert len(bucket.requests) == 3
+
+
+def test_a_conditional_put_whose_answer_was_lost_is_a_conflict_in_doubt(store: CloudStore, bucket: FakeBucket) -> None:
+    retrying = RetryingStore(store, RetryPolicy(attempts=3, base_seconds=0))
+    bucket.fail("lost", times=1)
+
+    assert retrying.put("object", b"one", if_absent=True) == Conflict(in_doubt=True)
+
+    assert store.read("object") == b"one"
+    version = store.get("object").version
+    bucket.fail("lost", times=1)
+    assert retrying.put("object", b"two", if_version=version) == Conflict(in_doubt=True)
+    assert store.read("object") == b"two"
+
+
+# Secrets
+
+
+def test_a_store_shows_no_secret_and_keeps_it_when_pickled(store: CloudStore, bucket: FakeBucket) -> None:
+    again: CloudStore = pickle.loads(pickle.dumps(store))
+
+    assert again.put("object", b"bytes") is None
+    for shown in (repr(store), str(store), repr(again), repr(RetryingStore(again))):
+        assert SECRET_KEY not in shown
+        assert _URL in shown
+
+
+def test_a_password_in_the_endpoint_is_not_told(bucket: FakeBucket) -> None:
+    endpoint = bucket.endpoint.replace("//", "//somebody:PASSWORD@")
+    store = CloudStore(_URL, options={**bucket.s3_options, "endpoint": endpoint}, timeout_seconds=_TIMEOUT)
+
+    for trouble in (Answer(500), Answer(403), Answer(400), "drop"):
+        bucket.fail(trouble)
+        for operation in _OPERATIONS.values():
+            assert "PASSWORD" not in str(_fails(operation, store))
+
+
+# Google
+
+
+@pytest.fixture
+def google(bucket: FakeBucket) -> CloudStore:
+    return CloudStore("gs://bucket/prefix", options=bucket.google_options, timeout_seconds=_TIMEOUT)
+
+
+def test_google_compares_generations(google: CloudStore) -> None:
+    assert google.put("object", b"one", if_absent=True) is None
+    assert google.put("object", b"two", if_absent=True) == Conflict()
+    version = google.get("object").version
+
+    assert google.put("object", b"two", if_version=version) is None
+    assert google.put("object", b"three", if_version=version) == Conflict()
+
+    assert google.read("object") == b"two"
+
+
+def test_google_deletes_the_rest_when_one_is_gone(google: CloudStore, bucket: FakeBucket) -> None:
+    for number in range(30):
+        google.put(f"{number}", b"")
+
+    assert google.delete(["gone", *(f"{number}" for number in range(30))]) == {}
+
+    assert bucket.objects == {}
