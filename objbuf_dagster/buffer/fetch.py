@@ -1,0 +1,70 @@
+"""Fetching batches: needs no epoch, holds no manifest state, so it may run anywhere, in parallel, after pickling."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from objbuf_dagster.buffer import metrics as m
+from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX
+from objbuf_dagster.buffer.metrics import Metrics
+from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound, ObjbufError
+from objbuf_dagster.protocol import DEFAULT_MAX_BYTES, BatchDescriptor, ConsumedBatch, decode_batch
+from objbuf_dagster.store import Store, check_path
+
+
+def check_location(location: str, data_prefix: str) -> str:
+    """A location comes from outside: it must name an object below the buffer's data prefix. Raises CorruptData."""
+    try:
+        check_path(location)
+    except InvalidInput as error:
+        raise CorruptData(f"location {location[:200]!r}", str(error)) from None
+    if not location.startswith(f"{data_prefix}/"):
+        raise CorruptData(f"location {location[:200]!r}", f"it is outside the buffer's data prefix, {data_prefix!r}")
+    return location
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHandle:
+    """Fetches and checks batches. Cheap to copy, picklable, safe from many threads.
+
+    max_bytes: the most a batch may have, as an object and once decompressed.
+    """
+
+    store: Store
+    data_prefix: str = DEFAULT_DATA_PREFIX
+    max_bytes: int = DEFAULT_MAX_BYTES
+    metrics: Metrics | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FetchHandle, (self.store, self.data_prefix, self.max_bytes)  # metrics belong to their process
+
+    def fetch_bytes(self, descriptor: BatchDescriptor) -> bytes:
+        """The batch object as it is stored. Raises CorruptData for a location outside the buffer, NotFound."""
+        location = check_location(descriptor.location, self.data_prefix)
+        try:
+            return self.store.read(location, max_bytes=self.max_bytes)
+        except NotFound:
+            raise NotFound(
+                location, f"sequence {descriptor.sequence} names it, so its data is lost or expired"
+            ) from None
+
+    def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        """The decoded batch; the same descriptor gives the same batch every time.
+
+        Raises NotFound, CorruptData, UnsupportedVersion or UnsupportedCompression, each naming sequence and location.
+        """
+        started = time.perf_counter()
+        data = self.fetch_bytes(descriptor)
+        try:
+            entries = decode_batch(data, max_bytes=self.max_bytes)
+        except ObjbufError as error:
+            error.args = (f"sequence {descriptor.sequence}, {descriptor.location}: {error}",)
+            raise
+        if self.metrics is not None:
+            self.metrics.count(m.BATCHES_COLLECTED)
+            self.metrics.count(m.ENTRIES_COLLECTED, len(entries))
+            self.metrics.count(m.BYTES_COLLECTED, len(data))
+            self.metrics.observe(m.FETCH_DURATION_SECONDS, time.perf_counter() - started)
+        return ConsumedBatch(entries, descriptor.sequence, descriptor.location, descriptor.metadata)

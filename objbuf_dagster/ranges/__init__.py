@@ -1,0 +1,8 @@
+"""Contiguous ranges of sequences: their names, their objects, where to cut them, how far to ack."""
+
+from objbuf_dagster.ranges.frontier import frontier
+from objbuf_dagster.ranges.key import SequenceRange
+from objbuf_dagster.ranges.ledger import RangeLedger, range_of
+from objbuf_dagster.ranges.planner import Limits, cut, plan
+
+__all__ = ["Limits", "RangeLedger", "SequenceRange", "cut", "frontier", "plan", "range_of"]

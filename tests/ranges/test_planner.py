@@ -1,0 +1,378 @@
+"""Cutting, planning, and the ledger's chain."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH, Consumer
+from objbuf_dagster.errors import (
+    BufferReplaced,
+    CorruptData,
+    InvalidInput,
+    RangeNotPlanned,
+    SequenceGap,
+    StorageUnavailable,
+    UnsupportedVersion,
+)
+from objbuf_dagster.protocol import BatchDescriptor, Manifest, Metadata, PlannedBatch, RangeObject
+from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, cut, plan, range_of
+from objbuf_dagster.store import MemoryStore, RetryingStore, RetryPolicy, Store
+from tests.support.buffers import append, batch_name, fill, manifest_of, manifests
+from tests.support.counting import CountingStore
+from tests.support.faults import Call, FaultStore
+
+NOW_MS = 1_700_000_100_000
+NOW = NOW_MS / 1000
+ALL = Limits(max_wait=0)
+
+
+def batch(sequence: int, size: int | None = 10, time_ms: int = 0) -> PlannedBatch:
+    return PlannedBatch(BatchDescriptor(sequence, f"ingest/{sequence}", (Metadata(0, time_ms, b""),)), size)
+
+
+def lengths(batches: list[PlannedBatch], limits: Limits) -> list[int]:
+    return [len(one) for one in cut(batches, limits, NOW_MS)]
+
+
+def keys(ranges: list[RangeObject]) -> list[tuple[int, int]]:
+    return [(one.start, one.end) for one in ranges]
+
+
+def plan_all(store: Store, limits: Limits = ALL, max_ranges: int | None = None) -> list[tuple[int, int]]:
+    return keys(plan(manifests(store), RangeLedger(store), limits, max_ranges=max_ranges, clock=lambda: NOW))
+
+
+# The rule
+
+
+def test_a_range_is_cut_at_max_batches() -> None:
+    assert lengths([batch(n) for n in range(7)], Limits(max_batches=3, max_wait=0)) == [3, 3, 1]
+
+
+def test_a_range_is_cut_before_it_exceeds_max_bytes() -> None:
+    assert lengths([batch(n) for n in range(7)], Limits(max_bytes=35, max_wait=0)) == [3, 3, 1]
+    assert lengths([batch(n) for n in range(6)], Limits(max_bytes=30, max_wait=0)) == [3, 3]
+
+
+def test_a_batch_that_is_too_large_has_a_range_of_its_own() -> None:
+    sizes = [10, 500, 10, 10]
+    assert lengths([batch(n, size) for n, size in enumerate(sizes)], Limits(max_bytes=100, max_wait=0)) == [1, 1, 2]
+
+
+def test_what_is_not_full_waits_until_its_oldest_batch_is_old_enough() -> None:
+    limits = Limits(max_batches=3, max_wait=10)
+    young = [batch(n, time_ms=NOW_MS - 9_999) for n in range(2)]
+    assert lengths(young, limits) == []
+    assert lengths([batch(0, time_ms=NOW_MS - 10_000), batch(1, time_ms=NOW_MS)], limits) == [2]
+    assert lengths([batch(n, time_ms=NOW_MS) for n in range(4)], limits) == [3], "what is full does not wait"
+
+
+@pytest.mark.parametrize("time_ms", [-1, -(2**63), NOW_MS + 3_600_000, 2**63 - 1])
+def test_a_time_that_cannot_be_true_makes_nothing_wait(time_ms: int) -> None:
+    assert lengths([batch(0, time_ms=time_ms)], Limits(max_wait=10)) == [1]
+
+
+def test_a_clock_that_is_a_little_ahead_still_waits() -> None:
+    assert lengths([batch(0, time_ms=NOW_MS + 500)], Limits(max_wait=10)) == []
+
+
+def test_without_metadata_the_name_tells_the_time_and_without_a_time_nothing_waits() -> None:
+    young = PlannedBatch(BatchDescriptor(0, batch_name(NOW_MS)), 1)
+    old = PlannedBatch(BatchDescriptor(0, batch_name(NOW_MS - 20_000)), 1)
+    unnamed = PlannedBatch(BatchDescriptor(0, "ingest/x"), 1)
+    assert [lengths([one], Limits(max_wait=10)) for one in (young, old, unnamed)] == [[], [1], [1]]
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 100)), max_size=60), st.integers(1, 10), st.integers(1, 200))
+def test_cuts_leave_no_hole_keep_the_limits_and_are_as_long_as_they_can_be(
+    sizes: list[int | None], max_batches: int, max_bytes: int
+) -> None:
+    batches = [batch(n, size) for n, size in enumerate(sizes)]
+    cuts = list(cut(batches, Limits(max_batches, max_bytes, max_wait=0), NOW_MS))
+
+    assert [one for part in cuts for one in part] == batches
+    for part, following in itertools.zip_longest(cuts, cuts[1:]):
+        size = sum(one.size or 0 for one in part)
+        assert len(part) <= max_batches
+        assert size <= max_bytes or len(part) == 1
+        if following is not None:
+            full = len(part) == max_batches or size >= max_bytes
+            assert full or size + (following[0].size or 0) > max_bytes
+
+
+@pytest.mark.parametrize("limits", [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
+def test_limits_out_of_range_are_refused(limits: tuple[int, int, float]) -> None:
+    with pytest.raises(InvalidInput):
+        Limits(*limits)
+
+
+# Planning
+
+
+def test_planning_covers_the_queue_once(any_store: Store) -> None:
+    locations = fill(any_store, 10)
+
+    assert plan_all(any_store, Limits(max_batches=4, max_wait=0)) == [(0, 3), (4, 7), (8, 9)]
+    assert plan_all(any_store) == []
+    fill(any_store, 2)
+    assert plan_all(any_store) == [(10, 11)]
+
+    ledger = RangeLedger(any_store)
+    stored = ledger.list()
+    assert [b.descriptor for one in stored for b in one.batches] == list(manifest_of(any_store).entries())
+    assert [b.size for one in stored for b in one.batches] == [12] * 12
+    assert stored[0].planned_at_ms == NOW_MS
+    assert ledger.read(SequenceRange(4, 7)).batches[0].descriptor.location == locations[4]
+
+
+def test_a_backlog_costs_sizes_only_for_what_is_planned() -> None:
+    store = MemoryStore()
+    manifest = Manifest.empty()
+    for n in range(100_000):
+        manifest.append(f"ingest/{n}")
+    store.put(DEFAULT_MANIFEST_PATH, manifest.to_bytes())
+    counting = CountingStore(store)
+
+    assert plan_all(counting, Limits(max_batches=50, max_wait=0), max_ranges=2) == [(0, 49), (50, 99)]
+
+    assert counting.count("head") <= 100 + 32
+    assert counting.count("get", path=DEFAULT_MANIFEST_PATH) == 1
+    assert plan_all(counting, max_ranges=0) == []
+
+
+def test_sizes_are_asked_for_once_while_batches_wait() -> None:
+    store = MemoryStore()
+    fill(store, 5, time_ms=NOW_MS)
+    counting = CountingStore(store)
+    sizes: dict[str, int] = {}
+    ask = partial(plan, manifests(counting), RangeLedger(counting), Limits(max_wait=60), sizes=sizes)
+
+    for _ in range(3):
+        assert ask(clock=lambda: NOW) == []
+    assert counting.count("head") == 5
+    assert keys(ask(clock=lambda: NOW + 100)) == [(0, 4)]
+    assert (counting.count("head"), sizes) == (5, {})
+
+
+def test_a_missing_batch_and_one_outside_the_buffer_are_planned_without_a_size() -> None:
+    """Their range fails when it is landed, and says why; the queue behind it goes on."""
+    store = MemoryStore()
+    store.put("secret", b"secret")
+    append(store, "ingest/gone")
+    append(store, "../secret")
+    counting = CountingStore(store)
+
+    assert plan_all(counting) == [(0, 1)]
+    assert [b.size for b in RangeLedger(store).read(SequenceRange(0, 1)).batches] == [None, None]
+    assert counting.count("head", path="secret") == 0
+
+
+def test_planning_begins_at_the_frontier() -> None:
+    store = MemoryStore()
+    fill(store, 5)
+    Consumer.open(store, gc_interval=None).ack_through(2)
+    assert plan_all(store) == [(3, 4)]
+
+
+def test_planners_that_race_agree(any_store: Store) -> None:
+    fill(any_store, 30)
+    barrier = threading.Barrier(6)
+
+    def work(planner: int) -> list[tuple[int, int]]:
+        barrier.wait()
+        return plan_all(any_store, Limits(max_batches=2 + planner, max_wait=0))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+
+    chain = keys(RangeLedger(any_store).list())
+    assert [sequence for start, end in chain for sequence in range(start, end + 1)] == list(range(30))
+
+
+def test_the_loser_of_a_race_adopts_the_winner_and_goes_on_behind_it() -> None:
+    store = MemoryStore()
+    fill(store, 10)
+
+    def script(call: Call) -> None:
+        if (call.method, call.nth) == ("put", 1):
+            plan_all(store, Limits(max_batches=3, max_wait=0), max_ranges=1)
+
+    assert plan_all(FaultStore(store, script), Limits(max_batches=6, max_wait=0)) == [(0, 2), (3, 8), (9, 9)]
+    assert keys(RangeLedger(store).list()) == [(0, 2), (3, 8), (9, 9)]
+
+
+def test_a_planner_with_an_old_manifest_does_no_harm() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    old = manifest_of(store)
+    fill(store, 4)
+    assert plan_all(store) == [(0, 7)]
+
+    assert plan(manifests(store), RangeLedger(store), ALL, manifest=old, clock=lambda: NOW) == []
+
+
+def test_a_lost_answer_does_not_plan_twice() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    faulty = RetryingStore(FaultStore(store, {("put", 1): "lost"}), RetryPolicy(attempts=3, base_seconds=0))
+
+    assert plan_all(faulty, Limits(max_batches=2, max_wait=0)) == [(0, 1), (2, 3)]
+
+
+def test_what_was_planned_before_a_failure_stays_and_the_next_call_goes_on() -> None:
+    store = MemoryStore()
+    fill(store, 6)
+    faults = FaultStore(store, {("put", 2): "unavailable"})
+    with pytest.raises(StorageUnavailable):
+        plan_all(faults, Limits(max_batches=2, max_wait=0))
+
+    assert plan_all(store, Limits(max_batches=3, max_wait=0)) == [(2, 4), (5, 5)]
+
+
+def test_sequences_that_left_unplanned_are_named() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    plan_all(store)
+    fill(store, 6)
+    Consumer.open(store, gc_interval=None).ack_through(6)
+
+    with pytest.raises(SequenceGap, match="sequences 4 to 6") as caught:
+        plan_all(store)
+    assert (caught.value.first, caught.value.last) == (4, 6)
+
+
+def test_a_gap_can_be_skipped_on_purpose() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    plan_all(store)
+    fill(store, 6)
+    Consumer.open(store, gc_interval=None).ack_through(6)
+
+    added = plan(manifests(store), RangeLedger(store), ALL, on_gap="skip", clock=lambda: NOW)
+
+    assert keys(added) == [(7, 9)]
+    assert plan_all(store) == []
+    assert keys(RangeLedger(store).list(since=5)) == [(7, 9)]
+
+
+def test_a_dry_run_plans_the_same_and_writes_nothing() -> None:
+    store = MemoryStore()
+    fill(store, 5)
+    limits = Limits(max_batches=2, max_wait=0)
+    counting = CountingStore(store)
+
+    would = plan(manifests(counting), RangeLedger(counting), limits, dry_run=True, clock=lambda: NOW)
+
+    assert counting.count("put") == 0
+    assert would == plan(manifests(store), RangeLedger(store), limits, clock=lambda: NOW)
+
+
+def test_a_manifest_whose_sequences_went_back_stops_everything() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    plan_all(store)
+    store.delete([DEFAULT_MANIFEST_PATH])
+    fill(store, 2)
+
+    with pytest.raises(BufferReplaced, match="next sequence is 2"):
+        plan_all(store)
+
+
+def test_a_manifest_that_names_other_batches_stops_everything() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    plan_all(store)
+    store.delete([DEFAULT_MANIFEST_PATH])
+    fill(store, 9)
+
+    with pytest.raises(BufferReplaced, match="sequence 0 is ingest/"):
+        plan_all(store)
+
+
+def test_adopting_compares_what_both_know() -> None:
+    store, other = MemoryStore(), MemoryStore()
+    fill(store, 4)
+    fill(other, 4)
+    plan_all(other)
+    (foreign,) = RangeLedger(other).list()
+    ledger = RangeLedger(store)
+    ledger.create(foreign)
+
+    with pytest.raises(BufferReplaced):
+        ledger.create(RangeObject(0, 3, 1, 0, tuple(PlannedBatch(entry, 1) for entry in manifest_of(store).entries())))
+
+
+# The ledger
+
+
+def test_ranges_from_a_sequence_on_include_the_one_that_holds_it() -> None:
+    store = MemoryStore()
+    fill(store, 20)
+    plan_all(store, Limits(max_batches=5, max_wait=0))
+    ledger = RangeLedger(store)
+
+    assert keys(ledger.list(since=10)) == [(10, 14), (15, 19)]
+    assert keys(ledger.list(since=12)) == [(10, 14), (15, 19)]
+    assert keys(ledger.list(since=20)) == []
+    assert keys(ledger.list(since=12, hint=SequenceRange(5, 9))) == [(10, 14), (15, 19)]
+    assert keys(ledger.list(since=3, hint=SequenceRange(5, 9))) == [(0, 4), (5, 9), (10, 14), (15, 19)]
+
+
+def test_the_tail_is_found_with_and_without_a_hint() -> None:
+    store = MemoryStore()
+    ledger = RangeLedger(store)
+    assert ledger.tail() is None
+    fill(store, 9)
+    plan_all(store, Limits(max_batches=3, max_wait=0))
+
+    for hint in (None, SequenceRange(0, 2), SequenceRange(6, 8), SequenceRange(100, 200)):
+        tail = ledger.tail(hint)
+        assert tail is not None
+        assert range_of(tail) == SequenceRange(6, 8)
+
+
+def test_a_range_that_is_not_planned_says_what_is_there() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    plan_all(store)
+    with pytest.raises(RangeNotPlanned, match="no range starts at 2"):
+        RangeLedger(store).read(SequenceRange(2, 3))
+    with pytest.raises(RangeNotPlanned, match="000000000000-000000000003"):
+        RangeLedger(store).read(SequenceRange(0, 2))
+
+
+def test_what_is_not_a_range_object_is_passed_over() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    plan_all(store)
+    for name in ("notes", "0", "\u0660" * 20, "000000000000000000004"):
+        store.put(f"ingest/ranges/{name}", b"?")
+    assert keys(RangeLedger(store).list()) == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [(b"", CorruptData), (b"{}", UnsupportedVersion), (b"[" * 100_000, CorruptData),
+     (b'{"version": 2}', UnsupportedVersion)],
+)  # fmt: skip
+def test_a_damaged_range_object_is_refused(data: bytes, error: type[Exception]) -> None:
+    store = MemoryStore()
+    store.put("ingest/ranges/00000000000000000000", data)
+    with pytest.raises(error):
+        RangeLedger(store).read(SequenceRange(0, 3))
+
+
+def test_a_range_object_under_a_wrong_name_is_refused() -> None:
+    store = MemoryStore()
+    fill(store, 4)
+    plan_all(store)
+    store.put("ingest/ranges/00000000000000000004", store.read("ingest/ranges/00000000000000000000"))
+    with pytest.raises(CorruptData, match="starts at 0"):
+        RangeLedger(store).tail()
