@@ -1,0 +1,218 @@
+"""Commands that look at a buffer as a whole: `objbuf stat` and `objbuf manifest dump`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import click
+
+from objbuf_dagster.cli.shared import Buffer, buffer_options, buffer_url, examples, say
+from objbuf_dagster.cli.text import duration, plural, redact, size
+
+if TYPE_CHECKING:
+    from objbuf_dagster.protocol import Manifest
+    from objbuf_dagster.store import Store
+
+_CONFLICTS = "n/a: measured by each producer and consumer itself"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """The chain of range objects, in numbers. Keys are None where nothing is planned and retained."""
+
+    planned: int
+    past_frontier: int
+    first: str | None
+    last: str | None
+    expired_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    count: int
+    bytes: int
+
+
+@click.command(
+    epilog=examples(
+        "objbuf stat file:///tmp/buffer",
+        "objbuf stat s3://my-bucket/events --objects",
+        "objbuf stat file:///tmp/buffer --json",
+    )
+)
+@buffer_url
+@click.option("--objects", is_flag=True, help="Also count the batch objects and their bytes: lists all of them.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object with stable keys, times in seconds.")
+@buffer_options
+def stat(buffer: Buffer, objects: bool, as_json: bool) -> None:
+    """Show how a buffer is doing: queue, lag, owner, ranges.
+
+    One manifest read and one listing of the ranges. The lag is how long the oldest entry in the queue has been waiting.
+    """
+    from objbuf_dagster.buffer.manifest_store import state_of
+
+    store = buffer.open()
+    manifest = buffer.manifests(store).read()
+    state = state_of(manifest, time.time())
+    oldest = manifest.entry(manifest.frontier)
+    exists = buffer.note_if_missing(store, manifest)
+    document: dict[str, Any] = {
+        "url": redact(buffer.url),
+        "manifest_path": buffer.manifest_path,
+        "data_prefix": buffer.data_prefix,
+        "exists": exists,
+        "epoch": state.epoch,
+        "frontier": state.frontier,
+        "next_sequence": state.next_sequence,
+        "queue_length": state.queue_length,
+        "lag_seconds": None if oldest is not None and not oldest.metadata else state.lag_seconds,
+        "conflict_rate": None,
+        "ranges": asdict(_count_ranges(buffer, store, state.frontier)),
+        "objects": asdict(_count_objects(buffer, store)) if objects else None,
+    }
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        for label, value in _rows(document):
+            say(f"{label:<15}{value}")
+
+
+def _rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "buffer", f"{document['url']} ({document['manifest_path']})"
+    yield "epoch", str(document["epoch"]) + ("" if document["epoch"] else " (no consumer has taken it)")
+    yield "frontier", f"{document['frontier']} (first sequence that is not acked)"
+    yield "next sequence", str(document["next_sequence"])
+    yield "queue length", plural(document["queue_length"], "batch")
+    lag = document["lag_seconds"]
+    yield "lag", "unknown: the oldest batch carries no time" if lag is None else duration(lag)
+    yield "conflict rate", _CONFLICTS
+    ranges = document["ranges"]
+    yield "ranges", f"{ranges['planned']} planned, {ranges['past_frontier']} past the frontier"
+    if ranges["last"] is not None:
+        yield "  first", ranges["first"]
+        yield "  last", ranges["last"]
+    if ranges["expired_before"]:
+        yield "  expired", f"before sequence {ranges['expired_before']}"
+    if document["objects"] is not None:
+        yield "objects", f"{plural(document['objects']['count'], 'batch')}, {size(document['objects']['bytes'])}"
+
+
+def _count_ranges(buffer: Buffer, store: Store, frontier: int) -> _Ranges:
+    """From one listing and the last object: each range ends where the next one starts, whatever its size."""
+    from objbuf_dagster.buffer.retention import RANGES_FOLDER
+    from objbuf_dagster.ranges import SequenceRange, range_of
+
+    ledger = buffer.ledger(store)
+    expired_before = ledger.retention().expired_before
+    last = ledger.tail()
+    if last is None:
+        return _Ranges(0, 0, None, None, expired_before)
+    names = (info.path.rpartition("/")[2] for info in store.list(f"{buffer.data_prefix}/{RANGES_FOLDER}"))
+    starts = [int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit()]
+    starts = [start for start in starts if start < last.start]
+    chain = [SequenceRange(start, after - 1) for start, after in pairwise([*starts, last.start])]
+    retained = [planned for planned in [*chain, range_of(last)] if planned.end >= expired_before]
+    return _Ranges(
+        planned=len(retained),
+        past_frontier=sum(1 for planned in retained if planned.end >= frontier),
+        first=retained[0].key if retained else None,
+        last=retained[-1].key if retained else None,
+        expired_before=expired_before,
+    )
+
+
+def _count_objects(buffer: Buffer, store: Store) -> _Objects:
+    from objbuf_dagster.protocol.ulid import batch_time_ms
+
+    count = total = 0
+    for info in store.list(buffer.data_prefix):
+        name = info.path[len(buffer.data_prefix) + 1 :]
+        if "/" not in name and batch_time_ms(name) is not None:
+            count += 1
+            total += info.size
+    return _Objects(count, total)
+
+
+@click.group(invoke_without_command=True, epilog=examples("objbuf manifest dump file:///tmp/buffer"))
+@click.pass_context
+def manifest(ctx: click.Context) -> None:
+    """Look into the manifest."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@manifest.command(
+    epilog=examples(
+        "objbuf manifest dump file:///tmp/buffer",
+        "objbuf manifest dump /tmp/buffer/ingest/manifest",
+        "objbuf manifest dump s3://my-bucket/events | head -n 20",
+    )
+)
+@click.argument("url", metavar="URL_OR_FILE")
+@buffer_options
+def dump(buffer: Buffer) -> None:
+    """Print a manifest as JSON.
+
+    URL_OR_FILE is a buffer's URL, or the path of a manifest file. The output is the reference implementation's:
+    version, epoch, next_sequence, entries (sequence, location, metadata with start_index, ingestion_time_ms,
+    payload_base64).
+    """
+    found = _read_manifest(buffer)
+    pieces: list[str] = []
+    for piece in _document(found):
+        pieces.append(piece)
+        if len(pieces) >= 1000:
+            click.echo("".join(pieces), nl=False)
+            pieces = []
+    click.echo("".join(pieces))
+
+
+def _read_manifest(buffer: Buffer) -> Manifest:
+    from objbuf_dagster.protocol import Manifest
+
+    path = _local_path(buffer.url)
+    if path is not None and not os.path.exists(path):
+        raise click.ClickException(f"there is neither a buffer nor a manifest file at {path}: correct the path")
+    if path is not None and not os.path.isdir(path):
+        with open(path, "rb") as file:
+            return Manifest.from_bytes(file.read())
+    store = buffer.open()
+    found = buffer.manifests(store).read()
+    if not buffer.exists(store, found):
+        raise click.ClickException(buffer.missing())
+    return found
+
+
+def _local_path(url: str) -> str | None:
+    if "://" not in url:
+        return url
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None  # the store says what is wrong with it
+    return unquote(parts.path) if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path else None
+
+
+def _document(found: Manifest) -> Iterator[str]:
+    """What `json.dumps(..., indent=2)` gives for the whole, one entry at a time."""
+    from objbuf_dagster.protocol.range_object import metadata_to_json
+
+    head = json.dumps({"version": 1, "epoch": found.epoch, "next_sequence": found.next_sequence}, indent=2)
+    yield head.removesuffix("\n}") + ',\n  "entries": ['
+    separator = "\n"
+    for entry in found.entries():
+        document = {
+            "sequence": entry.sequence,
+            "location": entry.location,
+            "metadata": metadata_to_json(entry.metadata),
+        }
+        yield separator + "\n".join(f"    {line}" for line in json.dumps(document, indent=2).split("\n"))
+        separator = ",\n"
+    yield "\n  ]\n}" if found.entry_count else "]\n}"

@@ -1,0 +1,207 @@
+"""What all commands have in common: the buffer they work on, notes on stderr, asking first."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from objbuf_dagster.cli.text import hide_secret, printable, redact
+
+if TYPE_CHECKING:
+    from objbuf_dagster.buffer import ManifestStore
+    from objbuf_dagster.protocol import Manifest
+    from objbuf_dagster.ranges import RangeLedger
+    from objbuf_dagster.store import Store
+
+# The library's own defaults, written down again because importing it would double the time of `--help`. A test
+# compares them.
+MANIFEST_PATH = "ingest/manifest"
+DATA_PREFIX = "ingest"
+
+DEBUG_VARIABLE = "OBJBUF_DEBUG"
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer as the command line names it."""
+
+    url: str
+    manifest_path: str = MANIFEST_PATH
+    data_prefix: str = DATA_PREFIX
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def open(self) -> Store:
+        """Its store; nothing is read yet. Raises InvalidInput."""
+        from objbuf_dagster.store import check_path, open_store
+
+        _quieten_logging()
+        scheme = self.url.partition("://")[0] if "://" in self.url else "file"
+        if scheme == "memory":
+            raise click.ClickException("a memory:// buffer would be gone when this command ends: use a directory")
+        if self.options and scheme == "file":
+            raise click.UsageError("--option is for buckets: a directory has no settings, leave it out")
+        check_path(self.manifest_path)
+        check_path(self.data_prefix)
+        return open_store(self.url, options=self.options)
+
+    def manifests(self, store: Store) -> ManifestStore:
+        """Its manifest, for looking at."""
+        from objbuf_dagster.buffer import ManifestStore
+
+        return ManifestStore(store, self.manifest_path)
+
+    def ledger(self, store: Store) -> RangeLedger:
+        from objbuf_dagster.ranges import RangeLedger
+
+        return RangeLedger(store, self.data_prefix)
+
+    def exists(self, store: Store, manifest: Manifest) -> bool:
+        """Whether there is a manifest at all; asks the store only where the manifest could be the empty one."""
+        from objbuf_dagster.errors import NotFound
+
+        if manifest.next_sequence or manifest.epoch:
+            return True
+        try:
+            store.head(self.manifest_path)
+        except NotFound:
+            return False
+        return True
+
+    def note_if_missing(self, store: Store, manifest: Manifest) -> bool:
+        """Whether there is a manifest; if not, says so."""
+        if self.exists(store, manifest):
+            return True
+        note(self.missing())
+        return False
+
+    def missing(self) -> str:
+        return (
+            f"there is no manifest {self.manifest_path} in {self.url}: nothing was produced there yet, or the URL or "
+            "--manifest-path is not right"
+        )
+
+
+def buffer_url(command: Command) -> Command:
+    """The first argument of every command; goes on top."""
+    return click.argument("url", metavar="URL")(command)
+
+
+def buffer_options(command: Command) -> Command:
+    """The options that say more about the buffer; hands it to the command as its first argument."""
+
+    @functools.wraps(command)
+    def run(url: str, manifest_path: str, data_prefix: str, options: dict[str, str], **rest: Any) -> Any:
+        return command(Buffer(url, manifest_path, data_prefix, options), **rest)
+
+    for decorate in (
+        click.option(
+            "--option",
+            "options",
+            metavar="KEY=VALUE",
+            multiple=True,
+            callback=_parse_options,
+            help="A setting of the bucket's store, as obstore names it: endpoint, region, ... May be repeated. "
+            "Credentials are better left to the environment (AWS_ACCESS_KEY_ID, ...): other users of this machine "
+            "can see a command line.",
+        ),
+        click.option(
+            "--data-prefix",
+            metavar="PATH",
+            default=DATA_PREFIX,
+            show_default=True,
+            help="Folder of the batches, below the URL.",
+        ),
+        click.option(
+            "--manifest-path",
+            metavar="PATH",
+            default=MANIFEST_PATH,
+            show_default=True,
+            help="The manifest's path below the URL.",
+        ),
+    ):
+        run = decorate(run)
+    return run
+
+
+def _parse_options(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    options = {}
+    for number, item in enumerate(given, 1):
+        key, equals, value = item.partition("=")
+        if not (key and equals):
+            message = f"the {_ordinal(number)} --option is not KEY=VALUE, for example --option region=eu-central-1"
+            raise click.BadParameter(message)  # without what was given: it may be a secret
+        hide_secret(key, value)
+        options[key] = value
+    return options
+
+
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def at_least_zero(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """A finite number, of seconds or the like; click's own ranges take `nan` and `inf`."""
+    if value is not None and not 0 <= value < math.inf:
+        raise click.BadParameter("give a number of 0 or more.")
+    return value
+
+
+def above_zero(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """The same without 0."""
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter("give a number above 0.")
+    return value
+
+
+def examples(*lines: str) -> str:
+    """An epilog that click does not wrap. Tests run each line that has `objbuf` in it."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def note(message: str) -> None:
+    """One line on stderr that is not an error."""
+    click.echo(f"objbuf: note: {printable(redact(message))}", err=True)
+
+
+def say(text: str = "") -> None:
+    """One line of human output; whatever it quotes is made fit for a terminal."""
+    click.echo(printable(text))
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Go on only if the person agrees, or has with --yes. Raises ClickException otherwise."""
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.ClickException("this needs a yes, and there is no terminal to ask at: pass --yes if you are sure")
+    try:
+        agreed = click.confirm(printable(question), err=True)
+    except click.Abort:
+        click.echo(err=True)
+        agreed = False
+    if not agreed:
+        raise click.ClickException("nothing was changed, as you wished")
+
+
+def debugging() -> bool:
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def _quieten_logging() -> None:
+    """Errors are one line: what the library logs besides is for debugging."""
+    import logging
+
+    logger = logging.getLogger("objbuf_dagster")
+    if debugging():
+        logging.basicConfig(level=logging.DEBUG)
+    elif not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # a logger without any would write to stderr
