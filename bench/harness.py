@@ -1,0 +1,81 @@
+"""Timing by comparison: A and B in turn, in one process, the best of many rounds of each, and their ratio.
+
+A ratio within one run says more than a time: a slow or busy machine slows both sides. What still disturbs it, another
+process at the wrong moment, only ever adds time, so the best round is the truest, and a miss is measured again.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Run = Callable[[], object]
+
+_ATTEMPTS = 3
+_QUICK_SLACK = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """How much is measured, and how strictly."""
+
+    quick: bool
+    rounds: int
+
+    def heading(self, text: str) -> None:
+        loose = " (quick: less data, bounds twice as loose)" if self.quick else ""
+        print(f"\n{text}{loose}")
+
+    def promise(self, name: str, run: Run, against: Mapping[str, Run], most: float) -> bool:
+        """Print how `run` compares with the fastest of `against`, and whether that is at most `most` times it."""
+        bound = most * (_QUICK_SLACK if self.quick else 1)
+        for attempt in range(1, _ATTEMPTS + 1):
+            ratio, details = self._compare(name, run, against)
+            kept = ratio <= bound
+            verdict = "OK" if kept else "MISSED" if attempt == _ATTEMPTS else "measuring again"
+            print(f"  {name:<46} {_times(ratio):>8} of at most {_times(bound)}  {verdict:<7} {details}", flush=True)
+            if kept:
+                return True
+        return False
+
+    def show(self, name: str, run: Run, against: Mapping[str, Run]) -> None:
+        """The same without a promise."""
+        ratio, details = self._compare(name, run, against)
+        print(f"  {name:<46} {_times(ratio):>8} (no promise)       {details}", flush=True)
+
+    def _compare(self, name: str, run: Run, against: Mapping[str, Run]) -> tuple[float, str]:
+        best = best_of({name: run, **against}, self.rounds)
+        fastest = min(against, key=best.__getitem__)
+        others = ", ".join(f"{other} {_milliseconds(best[other])}" for other in against)
+        return best[name] / best[fastest], f"[{_milliseconds(best[name])} against {others}]"
+
+
+def best_of(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
+    """The least seconds that each run took; they take turns, after one round that does not count."""
+    best = dict.fromkeys(runs, float("inf"))
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for counted in range(-1, rounds):
+            for name, run in runs.items():
+                gc.collect()
+                started = time.perf_counter()
+                result = run()
+                elapsed = time.perf_counter() - started
+                del result  # freeing it is not what is measured
+                if counted >= 0:
+                    best[name] = min(best[name], elapsed)
+    finally:
+        if collecting:
+            gc.enable()
+    return best
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}x" if ratio >= 0.1 else f"{ratio:.4f}x"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,73 @@
+"""The examples that people copy: the README's, and those in docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import objbuf_dagster
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(objbuf_dagster.__path__, "objbuf_dagster.")
+    if not module.name.endswith("__main__")
+]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("python")
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    printed = capsys.readouterr().out
+    assert "Durable(sequence=0" in printed
+    assert "0 [b'one', b'two']" in printed
+
+
+def test_the_commands_print_what_the_readme_says(tmp_path: Path) -> None:
+    (session,) = blocks("console")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for step in session.split("$ ")[1:]:
+        command, _, expected = step.partition("\n")
+        ran = subprocess.run(
+            ["/bin/sh", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            check=False,
+        )
+        assert ran.returncode == 0, f"{command}: {ran.stderr}"
+        if expected:
+            assert _without_times_and_sizes(ran.stdout) == _without_times_and_sizes(expected)
+    shutil.rmtree(tmp_path / "buffer")
+
+
+def _without_times_and_sizes(text: str) -> str:
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "<time>", text)
+    return re.sub(r" +[\d.]+ (KiB|MiB|bytes) ", " <size> ", text)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_every_path_that_the_readme_names_exists() -> None:
+    root = Path(__file__).parent.parent
+    named = set(re.findall(r"\b((?:tests|bench|objbuf_dagster)/[\w/.]*)", README))
+    assert len(named) > 10
+    assert [path for path in named if not (root / path).exists()] == []
