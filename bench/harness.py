@@ -25,7 +25,7 @@ class Bench:
     rounds: int
 
     def heading(self, text: str) -> None:
-        loose = " (quick: less data, bounds twice as loose)" if self.quick else ""
+        loose = " (quick: less data, bounds twice as loose, for a look only)" if self.quick else ""
         print(f"\n{text}{loose}")
 
     def promise(self, name: str, run: Run, against: Mapping[str, Run], most: float) -> bool:

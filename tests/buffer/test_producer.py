@@ -1,4 +1,4 @@
-"""The producer: batching, order, backpressure, durability, and what lost answers may not do."""
+"""Durability: what a producer calls durable is in the queue exactly once, and what is not fails with its reason."""
 
 from __future__ import annotations
 
@@ -9,46 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH, Consumer, Durable, Producer
-from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer import producer as module
 from objbuf_dagster.errors import InvalidInput, ObjbufError, StorageUnavailable, TimedOut
-from objbuf_dagster.protocol import Compression, decode_batch
+from objbuf_dagster.protocol import Compression
 from objbuf_dagster.protocol.ulid import batch_time_ms
-from objbuf_dagster.store import Conflict, MemoryStore, Payload, RetryingStore, RetryPolicy, Store
-from tests.support.buffers import append, batch_name, manifest_of
-from tests.support.counting import CountingStore
-from tests.support.faults import Call, Delay, Fault, FaultStore
-
-NEVER = 3600.0
-AT_ONCE = RetryPolicy(attempts=3, base_seconds=0)
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-def landed(store: Store) -> list[list[bytes]]:
-    """The entries of each batch that the manifest names, in its order."""
-    return [decode_batch(store.read(entry.location)) for entry in manifest_of(store).entries()]
-
-
-class GateStore(MemoryStore):
-    """Holds back puts to paths with this suffix until it is opened."""
-
-    def __init__(self, suffix: str = ".batch") -> None:
-        super().__init__()
-        self.suffix = suffix
-        self.opened = threading.Event()
-        self.arrived = threading.Semaphore(0)
-
-    def put(
-        self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
-    ) -> Conflict | None:
-        if path.endswith(self.suffix):
-            self.arrived.release()
-            assert self.opened.wait(30)
-        return super().put(path, data, if_version=if_version, if_absent=if_absent)
+from objbuf_dagster.store import Conflict, MemoryStore, Payload, RetryingStore, Store
+from tests.buffer.producers import NEVER, GateStore, landed
+from tests.support.buffers import append, manifest_of
+from tests.support.faults import AT_ONCE, Call, Delay, Fault, FaultStore
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -65,57 +33,6 @@ def test_durable_means_the_batch_is_there_and_in_the_manifest(any_store: Store, 
         assert entry.metadata[0].ingestion_time_ms == handle.ingestion_time_ms
 
 
-def test_calls_share_a_batch_and_each_has_its_own_metadata(store: MemoryStore) -> None:
-    with Producer(store, flush_interval=NEVER) as producer:
-        handles = [producer.produce([b"a", b"b"], b"1"), producer.produce([b"c"], b"2"), producer.produce([b""], b"")]
-        assert [handle.result() for handle in handles] == [None, None, None]
-        producer.flush()
-
-    (entry,) = manifest_of(store).entries()
-    assert [(item.start_index, item.payload) for item in entry.metadata] == [(0, b"1"), (2, b"2"), (3, b"")]
-    assert landed(store) == [[b"a", b"b", b"c", b""]]
-    assert [handle.await_durable().start_index for handle in handles] == [0, 2, 3]
-
-
-def test_small_and_large_calls_keep_their_order_in_a_batch(store: MemoryStore) -> None:
-    calls = [[b"s%d" % n] for n in range(50)] + [[b"L" * 100_000]] + [[b"t%d" % n] * 1000 for n in range(500)]
-    with Producer(store, flush_interval=NEVER, compression="zstd") as producer:
-        for call in calls:
-            producer.produce(call)
-
-    assert landed(store) == [[entry for call in calls for entry in call]]
-
-
-def test_a_batch_is_flushed_when_its_interval_has_passed(store: MemoryStore) -> None:
-    with Producer(store, flush_interval=0.2) as producer:
-        started = time.monotonic()
-        handle = producer.produce([b"a"])
-        time.sleep(0.05)
-        producer.produce([b"b"])  # the interval counts from the first call
-        assert handle.result() is None
-        handle.await_durable(30)
-        assert 0.19 < time.monotonic() - started < 5
-        assert landed(store) == [[b"a", b"b"]]
-
-
-def test_a_batch_is_flushed_when_it_is_large_enough(store: MemoryStore) -> None:
-    with Producer(store, flush_interval=NEVER, flush_size_bytes=100) as producer:
-        small = producer.produce([b"x" * 50], b"y" * 49)
-        assert small.result() is None
-        time.sleep(0.05)
-        assert small.result() is None
-        producer.produce([b"z"]).await_durable(30)
-        assert small.result() is not None
-
-
-def test_nothing_is_written_for_nothing(store: MemoryStore) -> None:
-    counting = CountingStore(store)
-    with Producer(counting, flush_interval=0.01) as producer:
-        time.sleep(0.1)
-        producer.flush()
-    assert counting.count() == 0
-
-
 def test_closing_makes_everything_durable_and_ends_the_threads(store: MemoryStore) -> None:
     producer = Producer(store, flush_interval=NEVER)
     handle = producer.produce([b"a"])
@@ -126,137 +43,6 @@ def test_closing_makes_everything_durable_and_ends_the_threads(store: MemoryStor
     with pytest.raises(InvalidInput, match="closed"):
         producer.produce([b"b"])
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("objbuf-")]
-
-
-@pytest.mark.parametrize("entries", [[], iter(()), ["text"], [None], [b"x", 3]])
-def test_what_cannot_be_an_entry_is_refused_and_nothing_is_taken(store: MemoryStore, entries: list[bytes]) -> None:
-    with Producer(store) as producer, pytest.raises(InvalidInput):
-        producer.produce(entries)
-    assert manifest_of(store).entry_count == 0
-
-
-def test_entries_belong_to_the_caller_again_when_produce_returns(store: MemoryStore) -> None:
-    with Producer(store, flush_interval=NEVER) as producer:
-        mine = bytearray(b"before")
-        producer.produce([mine])
-        mine[:] = b"after!"
-    assert landed(store) == [[b"before"]]
-
-
-def test_a_buffer_of_wider_items_is_refused_because_its_length_is_not_its_bytes(store: MemoryStore) -> None:
-    with Producer(store) as producer, pytest.raises(InvalidInput, match="wider"):
-        producer.produce([b"ok", memoryview(b"12345678").cast("I")])
-
-
-SETTINGS = [
-    {"compression": "lz4"},
-    {"flush_interval": -1},
-    {"flush_size_bytes": 0},
-    {"max_buffered_inputs": 0},
-    {"max_in_flight": 0},
-    {"data_prefix": "../up"},
-    {"manifest_path": "/abs"},
-]
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: next(iter(setting)))
-def test_settings_out_of_range_are_refused(store: MemoryStore, setting: dict[str, object]) -> None:
-    with pytest.raises(InvalidInput):
-        Producer(store, **setting)  # type: ignore[arg-type]
-
-
-def test_produce_blocks_when_too_many_calls_wait_for_a_slot() -> None:
-    store = GateStore()
-    producer = Producer(store, flush_interval=0.0, flush_size_bytes=1, max_buffered_inputs=3, max_in_flight=1)
-    producer.produce([b"in the slot"])
-    assert store.arrived.acquire(timeout=30)
-    for n in range(3):
-        producer.produce([b"%d" % n])
-
-    blocked = threading.Thread(target=producer.produce, args=([b"one too many"],))
-    blocked.start()
-    blocked.join(0.2)
-    assert blocked.is_alive(), "backpressure"
-    store.opened.set()
-    blocked.join(30)
-    assert not blocked.is_alive()
-    producer.close()
-
-    assert [entry for batch in landed(store) for entry in batch] == [b"in the slot", b"0", b"1", b"2", b"one too many"]
-
-
-def test_closing_frees_those_who_are_blocked() -> None:
-    store = GateStore()
-    producer = Producer(store, flush_interval=0.0, flush_size_bytes=1, max_buffered_inputs=1, max_in_flight=1)
-    producer.produce([b"a"])
-    assert store.arrived.acquire(timeout=30)
-    producer.produce([b"b"])
-    outcome: list[BaseException] = []
-
-    def blocked() -> None:
-        try:
-            producer.produce([b"c"])
-        except InvalidInput as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=blocked)
-    thread.start()
-    thread.join(0.1)
-    closing = threading.Thread(target=producer.close)
-    closing.start()
-    thread.join(30)
-    store.opened.set()
-    closing.join(30)
-
-    assert "closed" in str(outcome[0])
-    assert [entry for batch in landed(store) for entry in batch] == [b"a", b"b"]
-
-
-class FirstIsSlowest(MemoryStore):
-    """The batch with the entry `0` arrives only after three others have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.others = threading.Semaphore(0)
-
-    def put(
-        self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
-    ) -> Conflict | None:
-        is_batch = path.endswith(".batch")
-        is_first = is_batch and decode_batch(data if isinstance(data, bytes) else b"".join(data)) == [b"0"]
-        if is_first:
-            assert all(self.others.acquire(timeout=30) for _ in range(3))
-        try:
-            return super().put(path, data, if_version=if_version, if_absent=if_absent)
-        finally:
-            if is_batch and not is_first:
-                self.others.release()
-
-
-def test_uploads_go_on_side_by_side_and_their_batches_enter_in_order_with_few_writes() -> None:
-    """The first upload is the slowest: the others wait for it, and enter the manifest together with it."""
-    store = FirstIsSlowest()
-    counting = CountingStore(store)
-    with Producer(counting, flush_interval=NEVER, flush_size_bytes=1, max_in_flight=4) as producer:
-        handles = [producer.produce([b"%d" % n]) for n in range(4)]
-        outcomes = [handle.await_durable(30) for handle in handles]
-
-    assert [outcome.sequence for outcome in outcomes] == [0, 1, 2, 3]
-    assert landed(store) == [[b"0"], [b"1"], [b"2"], [b"3"]]
-    assert counting.count("put", path=DEFAULT_MANIFEST_PATH) <= 2, "one, or two if the last is not marked yet"
-
-
-def test_no_more_uploads_than_slots() -> None:
-    store = GateStore()
-    producer = Producer(store, flush_interval=NEVER, flush_size_bytes=1, max_in_flight=2)
-    for n in range(5):
-        producer.produce([b"%d" % n])
-    assert store.arrived.acquire(timeout=30)
-    assert store.arrived.acquire(timeout=30)
-    assert not store.arrived.acquire(timeout=0.2)
-    store.opened.set()
-    producer.close()
-    assert landed(store) == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"]]
 
 
 def test_many_threads_lose_nothing_and_each_keeps_its_order(any_store: Store) -> None:
@@ -432,34 +218,3 @@ def test_a_batch_old_enough_to_be_collected_is_not_appended(
         producer.close()
 
     assert manifest_of(store).entry_count == 0
-
-
-def test_everything_is_counted(store: MemoryStore) -> None:
-    with Producer(store, flush_interval=NEVER) as producer:
-        producer.produce([b"abc", b"de"], b"meta")
-        producer.flush()
-        producer.produce([b"f"])
-        producer.flush()
-        seen = producer.metrics.snapshot()
-        assert producer.conflict_rate == 0.0
-
-    sizes = [store.head(entry.location).size for entry in manifest_of(store).entries()]
-    assert seen.counters == {
-        m.BATCHES_FLUSHED: 2,
-        m.ENTRIES_FLUSHED: 3,
-        m.BYTES_FLUSHED: 6,
-        m.BYTES_WRITTEN: sum(sizes),
-        f"{m.MANIFEST_WRITES}{{role=producer}}": 2,
-    }
-    assert seen.histograms[m.FLUSH_DURATION_SECONDS].count == 2
-
-
-def test_conflicts_are_counted(store: MemoryStore) -> None:
-    def script(call: Call) -> None:
-        if (call.method, call.nth) == ("put", 2):
-            append(store, batch_name(0))
-
-    with Producer(FaultStore(store, script)) as producer:
-        producer.produce([b"a"]).await_durable(30)
-        assert producer.conflict_rate == pytest.approx(50.0)
-        assert producer.metrics.counter(f"{m.MANIFEST_CONFLICTS}{{role=producer}}") == 1

@@ -23,10 +23,10 @@ from objbuf_dagster.errors import (
 )
 from objbuf_dagster.protocol import BatchDescriptor, Manifest, Metadata, PlannedBatch, RangeObject
 from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, cut, plan, range_of
-from objbuf_dagster.store import MemoryStore, RetryingStore, RetryPolicy, Store
+from objbuf_dagster.store import MemoryStore, RetryingStore, Store
 from tests.support.buffers import append, batch_name, fill, manifest_of, manifests
 from tests.support.counting import CountingStore
-from tests.support.faults import Call, FaultStore
+from tests.support.faults import AT_ONCE, Call, FaultStore
 
 NOW_MS = 1_700_000_100_000
 NOW = NOW_MS / 1000
@@ -221,7 +221,7 @@ def test_a_planner_with_an_old_manifest_does_no_harm() -> None:
 def test_a_lost_answer_does_not_plan_twice() -> None:
     store = MemoryStore()
     fill(store, 4)
-    faulty = RetryingStore(FaultStore(store, {("put", 1): "lost"}), RetryPolicy(attempts=3, base_seconds=0))
+    faulty = RetryingStore(FaultStore(store, {("put", 1): "lost"}), AT_ONCE)
 
     assert plan_all(faulty, Limits(max_batches=2, max_wait=0)) == [(0, 1), (2, 3)]
 

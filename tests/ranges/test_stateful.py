@@ -21,9 +21,9 @@ from objbuf_dagster.buffer import Consumer, Durable, FetchHandle, GarbageCollect
 from objbuf_dagster.errors import Fenced, ObjbufError, OutOfOrderAck, RangeExpired, StorageUnavailable
 from objbuf_dagster.protocol import decode_batch
 from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, frontier, plan, range_of
-from objbuf_dagster.store import Conflict, MemoryStore, Payload, RetryingStore, RetryPolicy, Store
+from objbuf_dagster.store import Conflict, MemoryStore, Payload, RetryingStore, Store
 from tests.support.buffers import manifest_of, manifests
-from tests.support.faults import Call, Fault, FaultStore
+from tests.support.faults import AT_ONCE, Call, Fault, FaultStore
 
 
 class Crash(BaseException):
@@ -65,7 +65,7 @@ crashing = st.lists(
 
 
 def retrying(store: Store) -> Store:
-    return RetryingStore(store, RetryPolicy(attempts=3, base_seconds=0))
+    return RetryingStore(store, AT_ONCE)
 
 
 class Buffer(RuleBasedStateMachine):

@@ -11,9 +11,12 @@ from itertools import islice
 from typing import Literal, TypeVar
 
 from objbuf_dagster.errors import ObjbufError, StorageUnavailable
-from objbuf_dagster.store import Blob, Conflict, ObjectInfo, Payload, Store, TransientError
+from objbuf_dagster.store import Blob, Conflict, ObjectInfo, Payload, RetryPolicy, Store, TransientError
 
 T = TypeVar("T")
+
+AT_ONCE = RetryPolicy(attempts=3, base_seconds=0)
+"""Retries without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class FaultStore(Store):
     """Passes calls on to `inner`, except as `script` says; it may be replaced at any time, `{}` heals the store.
 
     `calls` has all calls in order, the failed ones included. Wrap it for retries without waiting:
-    `RetryingStore(FaultStore(store, script), RetryPolicy(attempts=3, base_seconds=0))`.
+    `RetryingStore(FaultStore(store, script), AT_ONCE)`.
     """
 
     def __init__(self, inner: Store, script: Script) -> None:

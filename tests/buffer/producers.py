@@ -1,0 +1,34 @@
+"""What tests of producers share: a look at what arrived, and a store that can be made to wait."""
+
+from __future__ import annotations
+
+import threading
+
+from objbuf_dagster.protocol import decode_batch
+from objbuf_dagster.store import Conflict, MemoryStore, Payload, Store
+from tests.support.buffers import manifest_of
+
+NEVER = 3600.0
+
+
+def landed(store: Store) -> list[list[bytes]]:
+    """The entries of each batch that the manifest names, in its order."""
+    return [decode_batch(store.read(entry.location)) for entry in manifest_of(store).entries()]
+
+
+class GateStore(MemoryStore):
+    """Holds back puts to paths with this suffix until it is opened."""
+
+    def __init__(self, suffix: str = ".batch") -> None:
+        super().__init__()
+        self.suffix = suffix
+        self.opened = threading.Event()
+        self.arrived = threading.Semaphore(0)
+
+    def put(
+        self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
+    ) -> Conflict | None:
+        if path.endswith(self.suffix):
+            self.arrived.release()
+            assert self.opened.wait(30)
+        return super().put(path, data, if_version=if_version, if_absent=if_absent)

@@ -1,0 +1,138 @@
+"""Acks: in order, dequeued by the hundred, by flush or in one stride, and done once though an answer is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH
+from objbuf_dagster.buffer import metrics as m
+from objbuf_dagster.errors import OutOfOrderAck, StorageUnavailable
+from objbuf_dagster.store import MemoryStore, RetryingStore
+from tests.buffer.consumers import open_consumer
+from tests.support.buffers import fill, manifest_of
+from tests.support.counting import CountingStore
+from tests.support.faults import AT_ONCE, Fault, FaultStore
+
+
+def test_acks_must_come_in_order(store: MemoryStore) -> None:
+    fill(store, 5)
+    consumer = open_consumer(store)
+    consumer.ack(0)
+
+    for wrong in (0, 2, 7):
+        with pytest.raises(OutOfOrderAck) as caught:
+            consumer.ack(wrong)
+        assert (caught.value.expected, caught.value.got) == (1, wrong)
+
+    consumer.ack(1)
+
+
+def test_the_first_ack_is_the_first_entry(store: MemoryStore) -> None:
+    fill(store, 5)
+    open_consumer(store).ack_through(1)
+    consumer = open_consumer(store)
+
+    with pytest.raises(OutOfOrderAck):
+        consumer.ack(4)
+    consumer.ack(2)
+
+
+def test_what_was_never_produced_cannot_be_acked(store: MemoryStore) -> None:
+    fill(store, 3)
+    consumer = open_consumer(store)
+
+    with pytest.raises(OutOfOrderAck, match="never produced"):
+        consumer.ack_through(3)
+
+    assert manifest_of(store).entry_count == 3
+    consumer.ack_through(2)
+
+
+def test_every_hundredth_ack_dequeues(store: MemoryStore) -> None:
+    fill(store, 250)
+    counting = CountingStore(store)
+    consumer = open_consumer(counting)
+    counting.reset()
+
+    for sequence in range(99):
+        consumer.ack(sequence)
+    assert (counting.count(), manifest_of(store).entry_count) == (0, 250)
+    consumer.ack(99)
+    assert (counting.count("put"), manifest_of(store).first_sequence) == (1, 100)
+    for sequence in range(100, 250):
+        consumer.ack(sequence)
+    assert manifest_of(store).first_sequence == 200
+
+
+def test_a_hundredth_ack_that_failed_can_be_repeated(store: MemoryStore) -> None:
+    fill(store, 100)
+    faults = FaultStore(store, {})
+    consumer = open_consumer(faults)
+    for sequence in range(99):
+        consumer.ack(sequence)
+
+    faults.script = lambda call: "unavailable"
+    with pytest.raises(StorageUnavailable):
+        consumer.ack(99)
+    faults.script = {}
+    consumer.ack(99)
+
+    assert manifest_of(store).entry_count == 0
+
+
+def test_flush_dequeues_what_is_acked(store: MemoryStore) -> None:
+    fill(store, 5)
+    consumer = open_consumer(store)
+    consumer.ack(0)
+    consumer.ack(1)
+    assert manifest_of(store).first_sequence == 0
+
+    consumer.flush()
+
+    assert manifest_of(store).first_sequence == 2
+
+
+def test_ack_through_moves_the_frontier_with_one_read_and_one_write(store: MemoryStore) -> None:
+    fill(store, 50)
+    counting = CountingStore(store)
+    consumer = open_consumer(counting)
+    counting.reset()
+
+    consumer.ack_through(41)
+
+    assert counting.calls == {("get", DEFAULT_MANIFEST_PATH): 1, ("put", DEFAULT_MANIFEST_PATH): 1}
+    assert manifest_of(store).first_sequence == 42
+    assert consumer.metrics.counter(m.ACKS) == 42
+    with pytest.raises(OutOfOrderAck):
+        consumer.ack_through(41)
+    consumer.ack(42)
+
+
+def test_ack_through_leaves_state_alone_on_a_storage_failure(store: MemoryStore) -> None:
+    fill(store, 10)
+    faults = FaultStore(store, {})
+    consumer = open_consumer(faults)
+
+    faults.script = lambda call: "unavailable" if call.method == "put" else None
+    with pytest.raises(StorageUnavailable):
+        consumer.ack_through(4)
+    assert consumer.metrics.counter(m.ACKS) == 0
+    faults.script = {}
+    consumer.ack_through(4)
+
+    assert consumer.metrics.counter(m.ACKS) == 5
+    assert manifest_of(store).first_sequence == 5
+
+
+@pytest.mark.parametrize("fault", ["fail", "lost"])
+def test_an_ack_whose_answer_was_lost_is_done_once(store: MemoryStore, fault: Fault) -> None:
+    fill(store, 10)
+    faults = FaultStore(store, {})
+    consumer = open_consumer(RetryingStore(faults, AT_ONCE))
+
+    faults.script = {("put", 2): fault}
+    consumer.ack_through(4)
+
+    assert manifest_of(store).first_sequence == 5
+    assert consumer.metrics.counter(m.ACKS) == 5
+    consumer.ack(5)
