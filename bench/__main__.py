@@ -10,7 +10,7 @@ from bench import formats, producing
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less data and bounds twice as loose; a miss is told but does not count")
+    parser.add_argument("--quick", action="store_true", help="less data, looser bounds; a miss is told, not counted")
     quick: bool = parser.parse_args().quick
     kept = [module.main(quick) for module in (formats, producing)]
     print("\nevery promise is kept" if all(kept) else "\na promise is MISSED")

@@ -43,12 +43,13 @@ class UnsupportedVersion(ObjbufError):
     """A newer (or unknown) format version. This release cannot read it; upgrade: give up."""
 
     def __init__(self, what: str, version: object, supported: int) -> None:
+        shown = version if isinstance(version, int) else f"of type {type(version).__name__}"
         super().__init__(
-            f"{what} has version {version!r}, this release reads version {supported}: "
+            f"{what} has version {shown}, this release reads version {supported}: "
             "upgrade objbuf-dagster, or find out who wrote it"
         )
         self.what = what
-        self.version = version
+        self.version = version if isinstance(version, int) else None
 
 
 class UnsupportedCompression(ObjbufError):
@@ -116,8 +117,8 @@ class SequenceGap(ObjbufError):
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__(
-            f"sequences {first} to {last} left the manifest before they were planned: another consumer acked them. "
-            "Find out who (the epoch changed); `objbuf ranges plan --skip-gap` goes on without them"
+            f"sequences {first} to {last} left the manifest before they were planned: somebody acked them, by hand or "
+            "with another consumer. Find out who; `objbuf ranges plan --skip-gap` goes on without them"
         )
         self.first = first
         self.last = last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,17 @@ import pytest
 
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
 from tests.support.s3 import S3Location, s3_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_from_outside() -> Iterator[None]:
+    """What a person has set for their own cloud or proxy is nothing to the tests, nor to the processes they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.upper().endswith("_PROXY"):
+                patch.delenv(name)
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -52,13 +52,12 @@ def test_the_commands_print_what_the_readme_says(tmp_path: Path) -> None:
         )
         assert ran.returncode == 0, f"{command}: {ran.stderr}"
         if expected:
-            assert _without_times_and_sizes(ran.stdout) == _without_times_and_sizes(expected)
+            assert _without_times(ran.stdout) == _without_times(expected)
     shutil.rmtree(tmp_path / "buffer")
 
 
-def _without_times_and_sizes(text: str) -> str:
-    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "<time>", text)
-    return re.sub(r" +[\d.]+ (KiB|MiB|bytes) ", " <size> ", text)
+def _without_times(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "<time>", text)
 
 
 @pytest.mark.parametrize("name", MODULES)

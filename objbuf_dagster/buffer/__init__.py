@@ -9,6 +9,7 @@ from objbuf_dagster.buffer.manifest_store import (
     BufferState,
     ManifestStore,
     peek,
+    state_of,
 )
 from objbuf_dagster.buffer.metrics import Metrics, Snapshot
 from objbuf_dagster.buffer.pending import Durable, WriteHandle
@@ -29,4 +30,5 @@ __all__ = [
     "Snapshot",
     "WriteHandle",
     "peek",
+    "state_of",
 ]

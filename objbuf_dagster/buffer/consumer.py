@@ -32,6 +32,7 @@ DEQUEUE_EVERY = 100
 """Acks between two dequeues."""
 
 _log = logging.getLogger(__name__)
+_LONGEST_CLOSE_SECONDS = 10.0
 _FIRST_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 1.0
 
@@ -71,8 +72,8 @@ class Consumer:
         self._manifest = ManifestStore(store, manifest_path, "consumer", self.metrics)
         self._fetch = FetchHandle(store, data_prefix, max_bytes, self.metrics)
         self._clock = clock
+        self._next_sequence = 0  # of the manifest when it was last seen
         self._acked: int | None = None  # the first sequence that is not acked here; None: not known yet
-        self._has_acked = False
         self._dequeued = 0  # the same, in the manifest as we last wrote it
         self._cursor = 0  # the first sequence that is not handed out
         self._length = 0
@@ -101,7 +102,18 @@ class Consumer:
 
         Raises InvalidInput, with nothing changed, if `last_acked` was never produced: then it is another buffer's.
         """
+        if gc_interval is not None and gc_interval <= 0:
+            raise InvalidInput(f"gc_interval must be above 0 seconds, or None: {gc_interval}")
         consumer = cls(store, manifest_path, data_prefix, epoch=0, max_bytes=max_bytes, metrics=metrics, clock=clock)
+        collector = GarbageCollector(
+            store,
+            manifest_path,
+            data_prefix,
+            grace_seconds=gc_grace_period,
+            retention_seconds=replay_retention,
+            metrics=consumer.metrics,
+            clock=clock,
+        )
 
         def take(manifest: Manifest, _: bool) -> bool:
             if last_acked is not None:
@@ -126,16 +138,7 @@ class Consumer:
         consumer._saw(manifest)
         consumer._cursor = manifest.frontier
         if gc_interval is not None:
-            collector = GarbageCollector(
-                store,
-                manifest_path,
-                data_prefix,
-                epoch=consumer.epoch,
-                grace_seconds=gc_grace_period,
-                retention_seconds=replay_retention,
-                metrics=consumer.metrics,
-                clock=clock,
-            )
+            collector.epoch = consumer.epoch
             consumer._collecting = threading.Thread(
                 target=collector.run, args=(consumer._closed, gc_interval), name="objbuf-gc", daemon=True
             )
@@ -165,7 +168,7 @@ class Consumer:
 
         The cursor moves only after the fetch succeeded: a batch that failed is handed out again.
         """
-        entry = next(self._read().entries(after=self._cursor - 1, limit=1), None)
+        entry = next(self.read().entries(after=self._cursor - 1, limit=1), None)
         if entry is None:
             return None
         batch = self.fetch_descriptor(entry)
@@ -183,7 +186,7 @@ class Consumer:
         until = time.monotonic() + wait
         pause = _FIRST_POLL_SECONDS
         while True:
-            found = list(self._read().entries(after=self._cursor - 1, limit=max))
+            found = list(self.read().entries(after=self._cursor - 1, limit=max))
             left = until - time.monotonic()
             if found or left <= 0:
                 break
@@ -219,14 +222,18 @@ class Consumer:
                 expected=acked,
                 got=sequence,
             )
+        if sequence >= self._next_sequence:
+            _check_produced(sequence, self.read())
         if sequence + 1 - self._dequeued >= DEQUEUE_EVERY:
             self._dequeue(sequence)
         self._acked = sequence + 1
-        self._has_acked = True
         self.metrics.count(m.ACKS)
 
-    def ack_through(self, sequence: int) -> None:
-        """Ack everything up to `sequence` with one durable dequeue, then move local state.
+    def ack_through(self, sequence: int, *, location: str | None = None) -> None:
+        """Ack everything up to `sequence` with one durable dequeue, then move local state: one read and one write.
+
+        Who knows the location of that sequence's batch gives it: if the manifest names another one, this is not the
+        buffer that was processed (epochs begin anew in a buffer made anew), and BufferReplaced is raised.
 
         Whether all of it was processed is for the caller to know. Raises OutOfOrderAck if `sequence` is not above the
         last ack that this consumer knows of, or was never produced; on any error nothing local has changed, and a retry
@@ -239,15 +246,14 @@ class Consumer:
                 got=sequence,
             )
         known = self._acked
-        before = self._dequeue(sequence)
-        self._acked = max(self._acked or 0, sequence + 1)
-        self._has_acked = True
+        before = self._dequeue(sequence, location)
+        self._acked = max(self._acked or 0, self._dequeued)
         self.metrics.count(m.ACKS, max(0, sequence + 1 - (before if known is None else known)))
 
     def flush(self) -> None:
-        """Dequeue what this consumer acked, if anything. Raises Fenced also when that is dequeued already."""
+        """Dequeue what is acked and not dequeued yet, if anything."""
         self._check_open()
-        if self._has_acked and self._acked is not None:
+        if self._acked is not None and self._acked > self._dequeued:
             self._dequeue(self._acked - 1)
 
     def close(self) -> None:
@@ -259,7 +265,7 @@ class Consumer:
         finally:
             self._closed.set()
             if self._collecting is not None:
-                self._collecting.join()
+                self._collecting.join(_LONGEST_CLOSE_SECONDS)  # it ends by itself after the store call it is in
 
     def __enter__(self) -> Consumer:
         return self
@@ -268,6 +274,14 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def read(self) -> Manifest:
+        """The manifest, and the certainty that this consumer still owns it: one read for all who need it."""
+        self._check_open()
+        manifest = self._manifest.read()
+        self._check_epoch(manifest)
+        self._saw(manifest)
+        return manifest
 
     def peek(self) -> BufferState:
         """Queue length, frontier, next sequence, epoch and lag, whoever owns the buffer: one manifest read."""
@@ -300,27 +314,21 @@ class Consumer:
         if manifest.next_sequence < known:
             raise BufferReplaced(f"its next sequence is {manifest.next_sequence}, but {known - 1} was there before")
 
-    def _read(self) -> Manifest:
-        self._check_open()
-        manifest = self._manifest.read()
-        self._check_epoch(manifest)
-        self._saw(manifest)
-        return manifest
-
     def _saw(self, manifest: Manifest) -> None:
         if self._acked is None:
             self._acked = manifest.frontier
         self._dequeued = manifest.frontier
+        self._next_sequence = manifest.next_sequence
         self._length = manifest.entry_count
         self.metrics.set(m.QUEUE_LENGTH, manifest.entry_count)
 
     def _known_ack(self) -> int:
         if self._acked is None:
-            self._read()
+            self.read()
         self._check_open()
         return self._acked or 0
 
-    def _dequeue(self, through: int) -> int:
+    def _dequeue(self, through: int, location: str | None = None) -> int:
         """Dequeue durably through this sequence, and return the frontier as it was before."""
         self._check_open()
         before = 0
@@ -328,15 +336,22 @@ class Consumer:
         def drop(manifest: Manifest, _: bool) -> bool:
             nonlocal before
             self._check_epoch(manifest)
-            if through >= manifest.next_sequence:
-                raise OutOfOrderAck(
-                    f"ack of sequence {through}, which was never produced: {manifest.next_sequence} comes next",
-                    expected=manifest.frontier,
-                    got=through,
-                )
+            _check_produced(through, manifest)
+            entry = manifest.entry(through) if location is not None else None
+            if entry is not None and entry.location != location:
+                raise BufferReplaced(f"sequence {through} is {entry.location}, but {location} was processed")
             before = manifest.frontier
             manifest.dequeue(through)
             return manifest.frontier > before
 
         self._saw(self._manifest.update(drop))
         return before
+
+
+def _check_produced(sequence: int, manifest: Manifest) -> None:
+    if sequence >= manifest.next_sequence:
+        raise OutOfOrderAck(
+            f"ack of sequence {sequence}, which was never produced: {manifest.next_sequence} comes next",
+            expected=manifest.frontier,
+            got=sequence,
+        )

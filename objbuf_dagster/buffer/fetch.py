@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,14 +43,9 @@ class FetchHandle:
         return FetchHandle, (self.store, self.data_prefix, self.max_bytes)  # metrics belong to their process
 
     def fetch_bytes(self, descriptor: BatchDescriptor) -> bytes:
-        """The batch object as it is stored. Raises CorruptData for a location outside the buffer, NotFound."""
-        location = check_location(descriptor.location, self.data_prefix)
-        try:
-            return self.store.read(location, max_bytes=self.max_bytes)
-        except NotFound:
-            raise NotFound(
-                location, f"sequence {descriptor.sequence} names it, so its data is lost or expired"
-            ) from None
+        """The batch object as it is stored. Raises NotFound, or CorruptData for one outside the buffer or too large."""
+        with _named(descriptor):
+            return self.store.read(check_location(descriptor.location, self.data_prefix), max_bytes=self.max_bytes)
 
     def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """The decoded batch; the same descriptor gives the same batch every time.
@@ -57,14 +54,24 @@ class FetchHandle:
         """
         started = time.perf_counter()
         data = self.fetch_bytes(descriptor)
-        try:
+        with _named(descriptor):
             entries = decode_batch(data, max_bytes=self.max_bytes)
-        except ObjbufError as error:
-            error.args = (f"sequence {descriptor.sequence}, {descriptor.location}: {error}",)
-            raise
         if self.metrics is not None:
             self.metrics.count(m.BATCHES_COLLECTED)
             self.metrics.count(m.ENTRIES_COLLECTED, len(entries))
             self.metrics.count(m.BYTES_COLLECTED, len(data))
             self.metrics.observe(m.FETCH_DURATION_SECONDS, time.perf_counter() - started)
         return ConsumedBatch(entries, descriptor.sequence, descriptor.location, descriptor.metadata)
+
+
+@contextlib.contextmanager
+def _named(descriptor: BatchDescriptor) -> Iterator[None]:
+    """Errors that say which batch they are about."""
+    try:
+        yield
+    except NotFound:
+        hint = f"sequence {descriptor.sequence} names it, so its data is lost or expired"
+        raise NotFound(descriptor.location, hint) from None
+    except ObjbufError as error:
+        error.args = (f"sequence {descriptor.sequence}, {descriptor.location}: {error}",)
+        raise

@@ -11,33 +11,31 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH, ManifestStore
 from objbuf_dagster.buffer.metrics import Metrics
-from objbuf_dagster.buffer.retention import (
-    RANGES_FOLDER,
-    Retention,
-    read_retention,
-    retention_path,
-)
+from objbuf_dagster.buffer.retention import Retention, read_retention, retention_path
 from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, NotFound, ObjbufError
 from objbuf_dagster.protocol import Manifest, RangeObject
+from objbuf_dagster.protocol.range_object import MAX_RANGE_OBJECT_BYTES, RANGES_FOLDER, range_path, range_start
 from objbuf_dagster.protocol.ulid import batch_time_ms
-from objbuf_dagster.store import LocalStore, ObjectInfo, Store
+from objbuf_dagster.store import ObjectInfo, Store
 
 DEFAULT_INTERVAL_SECONDS = 300.0
 DEFAULT_GRACE_SECONDS = 600.0
-_MAX_RANGE_BYTES = 1 << 30
+_RANGE_OBJECTS_STAY_SECONDS = 24 * 3600.0
+_READERS = 16
 _DELETE_AT_ONCE = 1000
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What a pass deleted, or (dry run) would have."""
+    """What a pass deleted and let expire, or (dry run) would have."""
 
     deleted: tuple[str, ...]
     bytes: int
@@ -70,52 +68,71 @@ class GarbageCollector:
         self._store = store
         self._manifest = ManifestStore(store, manifest_path, "consumer", self.metrics)
         self._prefix = data_prefix
-        self._epoch = epoch
+        self.epoch = epoch
         self._grace_ms = grace_seconds * 1000
         self._retention_seconds = retention_seconds
         self._clock = clock
-        self._named: dict[str, tuple[int, frozenset[str]]] = {}  # range objects never change: end and locations by path
+        self._named: dict[int, tuple[int, frozenset[str]]] = {}  # what was read: range objects never change
 
-    def collect_once(self, *, dry_run: bool = False) -> GcReport:
-        """One pass. A dry run changes nothing, not even what is recorded of retention.
+    def collect_once(self, *, dry_run: bool = False, stop: threading.Event | None = None) -> GcReport:
+        """One pass; `stop` ends it early. A dry run changes nothing, not even what is recorded of retention.
 
-        Raises Fenced, with nothing deleted, if another consumer took the buffer over.
+        Raises Fenced, with nothing (more) deleted, if another consumer took the buffer over, and BufferReplaced if what
+        is recorded of retention is not of this buffer.
         """
         started = time.perf_counter()
         now_ms = int(self._clock() * 1000)
-        manifest = self._manifest.read()
-        if self._epoch is not None and manifest.epoch != self._epoch:
-            raise Fenced(self._epoch, manifest.epoch)
-        ranges = self._read_ranges()
-        expired_before = self._expire(manifest.frontier, now_ms, dry_run) if ranges else 0
+        manifest = self._read_manifest()
+        ranges = self._read_ranges(stop)
+        before, retention = self._expire(manifest, now_ms, dry_run) if ranges else (0, Retention())
         spared = {entry.location for entry in manifest.entries()}
-        oldest_ms = _oldest_ms(manifest)
         for end, locations in ranges.values():
-            if end >= expired_before:
+            if end >= retention.expired_before:
                 spared |= locations
+        oldest_ms = _oldest_ms(manifest)
         garbage = [
             info
             for info in self._store.list(self._prefix)
             if self._is_garbage(info.path, oldest_ms, now_ms) and info.path not in spared
         ]
-        # The newest range stays for good: planners find the end of the chain by it.
-        expired = [path for path, (end, _) in sorted(ranges.items())[:-1] if end < expired_before]
-        failed = {} if dry_run else self._delete(garbage, expired)
+        # The newest range stays for good: planners find the end of the chain by it. The others stay for some time after
+        # their batches went, so that a planner who slept that long cannot take their names.
+        gone_before = retention.gone_before(now_ms, _RANGE_OBJECTS_STAY_SECONDS)
+        expired = [
+            range_path(self._prefix, start) for start, (end, _) in sorted(ranges.items())[:-1] if end < gone_before
+        ]
+        failed = {} if dry_run else self._delete(garbage, expired, stop)
         self.metrics.observe(m.GC_DURATION_SECONDS, time.perf_counter() - started)
         gone = [info for info in garbage if info.path not in failed]
-        return GcReport(tuple(info.path for info in gone), sum(info.size for info in gone), failed, len(expired))
+        newly = sum(1 for end, _ in ranges.values() if before <= end < retention.expired_before)
+        return GcReport(tuple(info.path for info in gone), sum(info.size for info in gone), failed, newly)
 
     def run(self, stop: threading.Event, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -> None:
         """A pass per interval until `stop`, or until fenced. One that fails is logged, and the next one tries again."""
         while not stop.wait(interval_seconds):
             try:
-                report = self.collect_once()
+                report = self.collect_once(stop=stop)
                 _log.debug("garbage collection deleted %d batches", len(report.deleted))
             except Fenced as error:
                 _log.warning("garbage collection stops: %s", error)
                 return
-            except Exception as error:  # noqa: BLE001  the thread must outlive whatever a store does
-                _log.warning("garbage collection failed, it is tried again in %g s: %s", interval_seconds, error)
+            except _Stopped:
+                return
+            except BaseException as error:  # noqa: BLE001  a panic below is no Exception; the thread outlives it
+                _log.warning("garbage collection failed, it is tried again in %g s: %r", interval_seconds, error)
+
+    def _read_manifest(self) -> Manifest:
+        manifest = self._manifest.read()
+        if self.epoch is not None and manifest.epoch != self.epoch:
+            raise Fenced(self.epoch, manifest.epoch)
+        return manifest
+
+    def _check_owner(self, stop: threading.Event | None) -> None:
+        """Before each write: a pass can take long, and who was fenced meanwhile changes nothing."""
+        if stop is not None and stop.is_set():
+            raise _Stopped
+        if self.epoch is not None:
+            self._read_manifest()
 
     def _is_garbage(self, path: str, oldest_ms: float | None, now_ms: int) -> bool:
         time_ms = batch_time_ms(path)
@@ -123,58 +140,74 @@ class GarbageCollector:
             return False
         return (oldest_ms is None or time_ms < oldest_ms) and now_ms - time_ms > self._grace_ms
 
-    def _read_ranges(self) -> dict[str, tuple[int, frozenset[str]]]:
-        """All range objects that are there: their last sequence and what they name."""
-        paths = [info.path for info in self._store.list(f"{self._prefix}/{RANGES_FOLDER}")]
-        for path in paths:
-            if path not in self._named:
-                try:
-                    found = RangeObject.from_bytes(self._store.read(path, max_bytes=_MAX_RANGE_BYTES))
-                except NotFound:
-                    continue  # expired by another collector since we listed it
-                self._named[path] = found.end, frozenset(batch.descriptor.location for batch in found.batches)
-        self._named = {path: self._named[path] for path in paths if path in self._named}
+    def _read_ranges(self, stop: threading.Event | None) -> dict[int, tuple[int, frozenset[str]]]:
+        """All range objects that are there, by their start: their last sequence and what they name."""
+        listed = (range_start(info.path) for info in self._store.list(f"{self._prefix}/{RANGES_FOLDER}"))
+        starts = [start for start in listed if start is not None]
+
+        def read(start: int) -> tuple[int, frozenset[str]] | None:
+            if stop is not None and stop.is_set():
+                raise _Stopped
+            try:
+                data = self._store.read(range_path(self._prefix, start), max_bytes=MAX_RANGE_OBJECT_BYTES)
+            except NotFound:
+                return None  # deleted by another collector since we listed it
+            found = RangeObject.from_bytes(data)
+            return found.end, frozenset(batch.descriptor.location for batch in found.batches)
+
+        new = [start for start in starts if start not in self._named]
+        with ThreadPoolExecutor(_READERS) as pool:
+            for start, found in zip(new, pool.map(read, new), strict=True):
+                if found is not None:
+                    self._named[start] = found
+        self._named = {start: self._named[start] for start in starts if start in self._named}
         return self._named
 
-    def _expire(self, frontier: int, now_ms: int, dry_run: bool) -> int:
-        """Record what this pass saw, and return the sequence before which ranges have expired."""
+    def _expire(self, manifest: Manifest, now_ms: int, dry_run: bool) -> tuple[int, Retention]:
+        """Record what this pass saw; return before which sequence ranges had expired until now, and what holds now."""
         recorded, version = read_retention(self._store, self._prefix)
-        if recorded.expired_before > frontier:
-            raise BufferReplaced(
-                f"ranges before {recorded.expired_before} are expired, but {frontier} is not acked yet"
-            )
+        if recorded.furthest > manifest.frontier:
+            manifest = self._read_manifest()  # another collector may just have seen a later one
+            if recorded.furthest > manifest.frontier:
+                raise BufferReplaced(
+                    f"its ranges were acked up to {recorded.furthest}, but {manifest.frontier} is its frontier"
+                )
         kept = recorded.retention_seconds if self._retention_seconds is None else self._retention_seconds
-        seen = recorded.observe(frontier, now_ms, kept)
+        seen = recorded.observe(manifest.frontier, now_ms, kept)
         if seen == recorded or dry_run:
-            return seen.expired_before
+            return recorded.expired_before, seen
+        self._check_owner(None)
         conflict = self._store.put(
             retention_path(self._prefix), seen.to_bytes(), if_version=version, if_absent=version is None
         )
-        return _recorded_after_race(self._store, self._prefix) if conflict else seen.expired_before
+        # Somebody else recorded at the same time: only what is in the object counts.
+        return recorded.expired_before, read_retention(self._store, self._prefix)[0] if conflict else seen
 
-    def _delete(self, garbage: list[ObjectInfo], expired: list[str]) -> dict[str, ObjbufError]:
+    def _delete(
+        self, garbage: list[ObjectInfo], expired: list[str], stop: threading.Event | None
+    ) -> dict[str, ObjbufError]:
         failed: dict[str, ObjbufError] = {}
         paths = [info.path for info in garbage]
-        for start in range(0, len(paths), _DELETE_AT_ONCE):
-            some = paths[start : start + _DELETE_AT_ONCE]
+        for some in (*_chunks(paths), *_chunks(expired)):
+            self._check_owner(stop)
             try:
                 failed |= self._store.delete(some)
             except ObjbufError as refused:
                 failed |= dict.fromkeys(some, refused)
-        self._store.delete(expired)
-        if isinstance(self._store, LocalStore):
-            self._store.tidy()
-        self.metrics.count(m.GC_FILES_DELETED, len(paths) - len(failed))
-        self.metrics.count(m.GC_FILES_FAILED, len(failed))
+        self._store.tidy()
+        self.metrics.count(m.GC_FILES_DELETED, sum(path not in failed for path in paths))
+        self.metrics.count(m.GC_FILES_FAILED, sum(path in failed for path in paths))
         for path, error in failed.items():
             _log.warning("garbage collection could not delete %s: %s", path, error)
         return failed
 
 
-def _recorded_after_race(store: Store, data_prefix: str) -> int:
-    """Somebody else recorded at the same time: only what is in the object counts."""
-    recorded: Retention = read_retention(store, data_prefix)[0]
-    return recorded.expired_before
+class _Stopped(Exception):
+    """The consumer is closing: leave the rest to the next one."""
+
+
+def _chunks(paths: list[str]) -> Iterator[list[str]]:
+    return (paths[start : start + _DELETE_AT_ONCE] for start in range(0, len(paths), _DELETE_AT_ONCE))
 
 
 def _oldest_ms(manifest: Manifest) -> float | None:

@@ -7,14 +7,15 @@ change is told when it is *in doubt*, and looks in the manifest for its own trac
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.metrics import Metrics
-from objbuf_dagster.errors import NotFound, StorageUnavailable
+from objbuf_dagster.errors import Fenced, InvalidInput, NotFound, ObjbufError, StorageError, StorageUnavailable
 from objbuf_dagster.protocol import BatchDescriptor, Manifest
 from objbuf_dagster.protocol.ulid import batch_time_ms
 from objbuf_dagster.store import RetryPolicy, Store
@@ -27,6 +28,28 @@ _CONFLICTS = RetryPolicy(attempts=1_000, base_seconds=0.01, cap_seconds=1.0)
 Change = Callable[[Manifest, bool], bool]
 """Changes the manifest it is given, and says whether that is to be written. The flag says that an earlier write of this
 change may have happened already; whatever it raises ends the update, with nothing (more) written."""
+
+
+class _Doubt:
+    """Whether a write of this update may have happened unseen.
+
+    It stays to the end: a delayed write can still arrive as long as its base is the current version, and whatever goes
+    wrong later, nobody may say that nothing was written.
+    """
+
+    is_there = False
+
+    @contextlib.contextmanager
+    def on_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            error.in_doubt = error.in_doubt or self.is_there
+            raise
+        except ObjbufError as error:
+            if not self.is_there or isinstance(error, Fenced):
+                raise
+            raise StorageError(f"a write may have happened unseen before this: {error}", in_doubt=True) from error
 
 
 class ManifestStore:
@@ -54,24 +77,32 @@ class ManifestStore:
 
         Raises what `change` raises; StorageUnavailable, with `in_doubt` if the write may have happened.
         """
-        in_doubt = False
+        doubt = _Doubt()
+        with doubt.on_errors():
+            return self._update(change, doubt)
+
+    def _update(self, change: Change, doubt: _Doubt) -> Manifest:
         lost = 0
         while True:
             manifest, version = self._read()
-            if not change(manifest, in_doubt):
+            if not change(manifest, doubt.is_there):
                 return manifest
+            data = manifest.to_bytes()
+            if len(data) > _MAX_MANIFEST_BYTES:
+                raise InvalidInput(
+                    f"the manifest would have {len(data)} bytes, more than the {_MAX_MANIFEST_BYTES} that can be read: "
+                    "land and ack what is there, and carry less metadata"
+                )
             self._metrics.count(self._writes)
-            conflict = self.store.put(self.path, manifest.to_bytes(), if_version=version, if_absent=version is None)
+            conflict = self.store.put(self.path, data, if_version=version, if_absent=version is None)
             if conflict is None:
                 return manifest
-            # Sticky: a delayed write can still arrive as long as its base is the current version.
-            in_doubt = in_doubt or conflict.in_doubt
+            doubt.is_there = doubt.is_there or conflict.in_doubt
             lost += 1
             self._metrics.count(self._conflicts)
             if lost >= _CONFLICTS.attempts:
                 raise StorageUnavailable(
-                    f"{self.path} changed under us {lost} times in a row: too many writers, try again",
-                    in_doubt=in_doubt,
+                    f"{self.path} changed under us {lost} times in a row: too many writers, try again"
                 )
             time.sleep(_CONFLICTS.pause(lost))
 

@@ -39,6 +39,7 @@ class PendingBatch:
         "sequence",
         "size",
         "started",
+        "started_wall",
         "uploaded",
     )
 
@@ -51,6 +52,7 @@ class PendingBatch:
         self.size = 0  # as flush_size_bytes counts: entries and metadata
         self.opened = time.monotonic()
         self.started = self.opened
+        self.started_wall = time.time()
         self.location = ""
         self.uploaded = False
         self.sequence: int | None = None
@@ -69,6 +71,11 @@ class PendingBatch:
         self.metadata.append(item)
         self.count += count
         self.size += len(block) - 4 * count + len(item.payload)
+
+    @property
+    def age(self) -> float:
+        """Seconds since its name was made, by whichever clock says more: one stops in sleep, the other can be set."""
+        return max(time.monotonic() - self.started, time.time() - self.started_wall)
 
     def take_blocks(self) -> list[bytes]:
         """Its record block in pieces; they are not kept."""

@@ -24,7 +24,7 @@ from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH, ManifestStore
 from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.buffer.pending import PendingBatch, WriteHandle
-from objbuf_dagster.errors import InvalidInput, ObjbufError, StorageError, StorageUnavailable
+from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError, StorageUnavailable
 from objbuf_dagster.protocol import Compression, Manifest, Metadata
 from objbuf_dagster.protocol.batch import frame_batch
 from objbuf_dagster.protocol.blocks import Buffer, encode_block
@@ -108,6 +108,8 @@ class Producer:
         block, count = encode_block(entries)
         if not count:
             raise InvalidInput("there are no entries in this call: give at least one, it may be empty")
+        if not isinstance(metadata, bytes | bytearray | memoryview):
+            raise InvalidInput(f"metadata must be bytes, not {type(metadata).__name__}")
         payload = bytes(metadata)
         if len(payload) > MAX_U32:
             raise InvalidInput(f"a metadata payload has at most {MAX_U32} bytes, not {len(payload)}")
@@ -140,8 +142,9 @@ class Producer:
             batch.done.wait()
         with self._work:
             error, self._failure = self._failure, None
-        if error is not None:
-            raise error
+        for mine in (*(batch.error for batch in waiting), error):
+            if mine is not None:
+                raise mine
 
     def close(self) -> None:
         """Flush, then end the threads, also if flushing failed. Closing twice is no error."""
@@ -183,10 +186,20 @@ class Producer:
     def _start_uploads(self) -> None:
         while self._sealed and not self._is_full():
             batch = self._sealed.popleft()
-            self._flying.append(batch)
             self._waiting -= len(batch.metadata)
-            self._uploads.submit(self._upload_and_commit, batch)
+            try:
+                self._uploads.submit(self._upload_and_commit, batch)
+            except RuntimeError as error:  # no thread to be had, or the interpreter is ending
+                batch.error = StorageError(f"no thread could upload this, produce it again: {error}")
+                self._finish(batch)
+            else:
+                self._flying.append(batch)
             self._room.notify_all()
+
+    def _finish(self, batch: PendingBatch) -> None:
+        self._failure = self._failure or batch.error
+        batch.done.set()
+        self._room.notify_all()
 
     def _run(self) -> None:
         """The flush thread: seals what is due and gives it a slot."""
@@ -204,13 +217,13 @@ class Producer:
                 self._work.wait(timeout)
 
     def _upload_and_commit(self, batch: PendingBatch) -> None:
-        batch.started = time.monotonic()
+        batch.started, batch.started_wall = time.monotonic(), time.time()
         try:
             self._upload(batch)
         except ObjbufError as error:
             batch.error = error
-        except Exception as error:  # noqa: BLE001  a worker must never leave its callers waiting
-            batch.error = StorageError(f"uploading a batch failed: {error!r}")
+        except BaseException as error:  # noqa: BLE001  a panic below is no Exception, and nobody may be left waiting
+            batch.error = StorageError(f"uploading a batch failed, produce it again: {error!r}")
         with self._work:
             batch.uploaded = True
         self._commit_ready()
@@ -221,6 +234,13 @@ class Producer:
         self._store.put(location, parts)
         batch.location = location
         self.metrics.count(m.BYTES_WRITTEN, sum(map(len, parts)))
+
+    def _is_gone(self, location: str) -> bool:
+        try:
+            self._store.head(location)
+        except NotFound:
+            return True
+        return False
 
     def _commit_ready(self) -> None:
         """Append what is uploaded, in order, until nothing is ready; only one worker at a time does."""
@@ -243,10 +263,8 @@ class Producer:
                     self._committing = False
                     for batch in ready:
                         self._flying.popleft()
-                        self._failure = self._failure or batch.error
-                        batch.done.set()
+                        self._finish(batch)
                     self._work.notify()
-                    self._room.notify_all()
 
     def _commit(self, batches: list[PendingBatch]) -> None:
         if not batches:
@@ -255,14 +273,15 @@ class Producer:
         try:
             self._manifest.update(append)
         except ObjbufError as error:
-            for batch in append.batches:
-                batch.error = error
+            append.fail(error)
             return
-        except Exception as error:  # noqa: BLE001  as above
-            for batch in append.batches:
-                batch.error = StorageError(f"appending to the manifest failed: {error!r}")
+        except BaseException as error:  # noqa: BLE001  as above
+            append.fail(StorageError(f"appending to the manifest failed, it may be durable: {error!r}", in_doubt=True))
             return
         for sequence, batch in enumerate(append.batches, append.first):
+            if batch.age > _TOO_OLD_SECONDS and self._is_gone(batch.location):
+                batch.error = StorageUnavailable("it was collected as garbage before it was appended: produce it again")
+                continue
             batch.sequence = sequence
             self.metrics.observe(m.FLUSH_DURATION_SECONDS, time.monotonic() - batch.started)
             self.metrics.count(m.BATCHES_FLUSHED)
@@ -271,22 +290,29 @@ class Producer:
 
 
 class _Append:
-    """The change that appends batches, once: in doubt it looks for them where it would have put them."""
+    """The change that appends batches, once: in doubt it looks for the last of them where it would have put it.
+
+    They are appended all or none, so one tells of all; and the last is the one that stays in the queue the longest.
+    """
 
     def __init__(self, batches: list[PendingBatch]) -> None:
         self.batches = batches
         self.first = -1
 
+    def fail(self, error: ObjbufError) -> None:
+        for batch in self.batches:
+            batch.error = error
+
     def __call__(self, manifest: Manifest, in_doubt: bool) -> bool:
-        if in_doubt and manifest.next_sequence > self.first:
-            found = manifest.entry(self.first)
+        if in_doubt and manifest.next_sequence >= self.first + len(self.batches):
+            found = manifest.entry(self.first + len(self.batches) - 1)
             if found is None:
                 raise StorageUnavailable(
                     "the answer to a manifest write was lost, and what it may have written was consumed since: the "
                     "entries may be durable; produce them again only if twice is better than never",
                     in_doubt=True,
                 )
-            if found.location == self.batches[0].location:
+            if found.location == self.batches[-1].location:
                 return False
         self._drop_old(in_doubt)
         self.first = manifest.next_sequence
@@ -296,16 +322,16 @@ class _Append:
 
     def _drop_old(self, in_doubt: bool) -> None:
         """See _TOO_OLD_SECONDS. In doubt, an earlier write with all of them may still arrive, so all or none."""
-        now = time.monotonic()
-        old = [batch for batch in self.batches if now - batch.started > _TOO_OLD_SECONDS]
+        old = [batch for batch in self.batches if batch.age > _TOO_OLD_SECONDS]
         if not old:
             return
-        error = StorageUnavailable(
-            f"the manifest could not be written within {_TOO_OLD_SECONDS:g} s: not durable, produce it again",
-            in_doubt=in_doubt,
-        )
+        late = f"the manifest could not be written within {_TOO_OLD_SECONDS:g} s"
         if in_doubt:
-            raise error
+            raise StorageUnavailable(
+                f"{late}, and an answer was lost: it may be durable; produce again only if twice is better than never",
+                in_doubt=True,
+            )
+        error = StorageUnavailable(f"{late}: not durable, produce it again")
         for batch in old:
             batch.error = error
         self.batches = [batch for batch in self.batches if batch.error is None]

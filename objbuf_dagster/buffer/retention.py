@@ -1,7 +1,7 @@
 """How long acked ranges stay replayable, and since when they no longer are.
 
 Range objects never change and an ack writes nothing but the manifest, so nobody notes when a range was acked. Garbage
-collection does instead: each pass records the frontier it saw, with the time, in one small object beside the ranges. A
+collection does instead: each pass records the frontier it saw, with the time, in one small object among the ranges. A
 frontier seen longer ago than the retention proves that everything before it was acked at least that long ago; then, and
 before anything is deleted, the same object says what has expired, and since when.
 """
@@ -9,25 +9,27 @@ before anything is deleted, the same object says what has expired, and since whe
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from objbuf_dagster.errors import CorruptData, NotFound, UnsupportedVersion
-from objbuf_dagster.protocol.range_object import parse_json
+from objbuf_dagster.protocol.model import MAX_U64
+from objbuf_dagster.protocol.range_object import RANGES_FOLDER, parse_json
 from objbuf_dagster.store import Store
 
 DEFAULT_RETENTION_SECONDS = 7 * 24 * 3600.0
-RANGES_FOLDER = "ranges"
 _VERSION = 1
 _WHAT = "retention object"
 _MAX_BYTES = 1 << 20
-_MARKS_PER_RETENTION = 200
-"""Frontiers kept for one retention time; more would not make expiry noticeably more exact."""
+_MARKS = 200
+"""Marks kept of a kind; more would not make expiry noticeably more exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The frontier (first sequence not acked) that garbage collection saw at a time."""
+    """A frontier (first sequence not acked), and when garbage collection saw it, or let what is before it expire."""
 
     at_ms: int
     frontier: int
@@ -35,67 +37,96 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Ranges that end before `expired_before` have expired, the last of them at `expired_at_ms`.
+    """The frontiers that were seen and are not old enough, and those before which ranges have expired; both rising.
 
     `retention_seconds` is the setting of whoever collected last, so that a person who collects by hand can keep to it.
     """
 
-    expired_before: int = 0
-    expired_at_ms: int = 0
     retention_seconds: float = DEFAULT_RETENTION_SECONDS
-    marks: tuple[Mark, ...] = ()
+    seen: tuple[Mark, ...] = ()
+    expired: tuple[Mark, ...] = ()
+
+    @property
+    def expired_before(self) -> int:
+        """Ranges that end before this sequence have expired."""
+        return self.expired[-1].frontier if self.expired else 0
+
+    @property
+    def furthest(self) -> int:
+        """The furthest frontier that was ever recorded."""
+        return max(self.expired_before, self.seen[-1].frontier if self.seen else 0)
+
+    def expired_at_ms(self, end: int) -> int:
+        """When a range with this last sequence expired (it must have)."""
+        return next(mark.at_ms for mark in self.expired if end < mark.frontier)
+
+    def gone_before(self, now_ms: int, seconds: float) -> int:
+        """Ranges that end before this sequence expired at least so many seconds ago."""
+        return max((mark.frontier for mark in self.expired if mark.at_ms <= now_ms - seconds * 1000), default=0)
 
     def observe(self, frontier: int, now_ms: int, retention_seconds: float) -> Retention:
-        """What follows from seeing `frontier` now; the same value if nothing does."""
-        marks = self.marks
-        apart_ms = retention_seconds * 1000 / _MARKS_PER_RETENTION
-        if not marks or (frontier > marks[-1].frontier and now_ms - marks[-1].at_ms >= apart_ms):
-            marks = (*marks, Mark(now_ms, frontier))
-        due = [mark for mark in marks if mark.at_ms <= now_ms - retention_seconds * 1000]
-        if due:
-            marks = tuple(mark for mark in marks if mark not in due[:-1])
-        if due and due[-1].frontier > self.expired_before:
-            return Retention(due[-1].frontier, now_ms, retention_seconds, marks)
-        return Retention(self.expired_before, self.expired_at_ms, retention_seconds, marks)
+        """What follows from seeing `frontier` now; an equal value if nothing does."""
+        # A clock that was ahead once must not keep everything for good: to call a mark younger is safe.
+        seen = tuple(replace(mark, at_ms=min(mark.at_ms, now_ms)) for mark in self.seen)
+        apart_ms = retention_seconds * 1000 / _MARKS
+        if not seen or (frontier > seen[-1].frontier and now_ms - seen[-1].at_ms >= apart_ms):
+            seen = (*seen, Mark(now_ms, frontier))
+        old = [mark for mark in seen if mark.at_ms <= now_ms - retention_seconds * 1000]
+        expired = self.expired
+        if old:
+            seen = tuple(mark for mark in seen if mark not in old[:-1])
+            if old[-1].frontier > self.expired_before:
+                expired = (*expired, Mark(now_ms, old[-1].frontier))
+        if len(expired) > _MARKS:
+            expired = expired[1:]  # what expired first is said to have expired with what came next
+        return Retention(retention_seconds, seen, expired)
 
     def to_bytes(self) -> bytes:
         return json.dumps(
             {
                 "version": _VERSION,
-                "expired_before": self.expired_before,
-                "expired_at": self.expired_at_ms,
                 "retention_seconds": self.retention_seconds,
-                "marks": [[mark.at_ms, mark.frontier] for mark in self.marks],
+                "seen": [[mark.at_ms, mark.frontier] for mark in self.seen],
+                "expired": [[mark.at_ms, mark.frontier] for mark in self.expired],
             }
         ).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Retention:
-        """Raises UnsupportedVersion or CorruptData."""
+        """Raises UnsupportedVersion or CorruptData, and nothing else, whatever the bytes."""
         document = parse_json(data, _WHAT)
         if not isinstance(document, dict):
             raise CorruptData(_WHAT, "it is not an object")
         if type(document.get("version")) is not int or document["version"] != _VERSION:
             raise UnsupportedVersion(_WHAT, document.get("version"), _VERSION)
         try:
-            before, at, seconds, marks = (
-                document[key] for key in ("expired_before", "expired_at", "retention_seconds", "marks")
-            )
-            return cls(
-                _whole(before), _whole(at), float(seconds), tuple(Mark(_whole(at), _whole(seen)) for at, seen in marks)
-            )
+            return cls(_seconds(document["retention_seconds"]), _marks(document["seen"]), _marks(document["expired"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptData(_WHAT, f"a field is missing or of the wrong kind: {error!r}") from None
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is not a whole number")
+def _marks(pairs: Any) -> tuple[Mark, ...]:
+    marks = tuple(Mark(_whole(at, -(2**63), 2**63 - 1), _whole(frontier, 0, MAX_U64)) for at, frontier in pairs)
+    if any(one.frontier > following.frontier for one, following in pairwise(marks)):
+        raise ValueError("frontiers must rise")
+    return marks
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise TypeError("not a whole number in its bounds")
     return value
 
 
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise TypeError("not a number of seconds")
+    return float(value)
+
+
 def retention_path(data_prefix: str) -> str:
-    return f"{data_prefix}/retention"
+    """Among the ranges, so that it goes where they go."""
+    return f"{data_prefix}/{RANGES_FOLDER}/retention"
 
 
 def read_retention(store: Store, data_prefix: str) -> tuple[Retention, str | None]:

@@ -39,8 +39,8 @@ class _App(click.Group):
         try:
             # Commands return nothing: what comes back is the exit code of `ctx.exit`.
             code = super().main(args, **{**extra, "prog_name": "objbuf", "standalone_mode": False}) or 0
-            if sys.stdout is not None:
-                sys.stdout.flush()  # while an error can still be told
+            if sys.stdout is not None and not code:
+                sys.stdout.flush()  # while an error can still be told, and none was
         except Exception as error:  # noqa: BLE001  reported, never shown as it is
             code = _report(error)
         _flush_or_silence()

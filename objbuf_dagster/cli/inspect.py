@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -105,24 +104,20 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _count_ranges(buffer: Buffer, store: Store, frontier: int) -> _Ranges:
-    """From one listing and the last object: each range ends where the next one starts, whatever its size."""
-    from objbuf_dagster.buffer.retention import RANGES_FOLDER
+    """From one listing and two objects: a range ends before the next one starts, so the others need not be read."""
     from objbuf_dagster.ranges import SequenceRange, range_of
 
     ledger = buffer.ledger(store)
     expired_before = ledger.retention().expired_before
-    last = ledger.tail()
-    if last is None:
+    starts = ledger.starts()
+    if not starts:
         return _Ranges(0, 0, None, None, expired_before)
-    names = (info.path.rpartition("/")[2] for info in store.list(f"{buffer.data_prefix}/{RANGES_FOLDER}"))
-    starts = [int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit()]
-    starts = [start for start in starts if start < last.start]
-    chain = [SequenceRange(start, after - 1) for start, after in pairwise([*starts, last.start])]
-    retained = [planned for planned in [*chain, range_of(last)] if planned.end >= expired_before]
+    ends = [*(start - 1 for start in starts[1:]), ledger.at(starts[-1]).end]
+    retained = [SequenceRange(start, end) for start, end in zip(starts, ends, strict=True) if end >= expired_before]
     return _Ranges(
         planned=len(retained),
         past_frontier=sum(1 for planned in retained if planned.end >= frontier),
-        first=retained[0].key if retained else None,
+        first=range_of(ledger.at(retained[0].start)).key if retained else None,
         last=retained[-1].key if retained else None,
         expired_before=expired_before,
     )

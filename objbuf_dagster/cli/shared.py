@@ -44,7 +44,7 @@ class Buffer:
         from objbuf_dagster.store import check_path, open_store
 
         _quieten_logging()
-        scheme = self.url.partition("://")[0] if "://" in self.url else "file"
+        scheme = self.url.partition("://")[0].lower() if "://" in self.url else "file"
         if scheme == "memory":
             raise click.ClickException("a memory:// buffer would be gone when this command ends: use a directory")
         if self.options and scheme == "file":

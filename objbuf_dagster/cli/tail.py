@@ -61,6 +61,9 @@ class _Queue:
         self._cursor = max(self._cursor, frontier)
 
 
+_LONGEST_POLL_SECONDS = 3600.0
+
+
 @click.command(
     epilog=examples(
         "objbuf tail file:///tmp/buffer",
@@ -113,7 +116,7 @@ def tail(buffer: Buffer, start: int | None, limit: int | None, follow: bool, pol
                     break
             if not follow or left == 0:
                 break
-            time.sleep(poll)
+            time.sleep(min(poll, _LONGEST_POLL_SECONDS))
             manifest = source.read()
     except KeyboardInterrupt:
         if not follow:

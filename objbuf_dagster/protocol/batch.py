@@ -35,6 +35,8 @@ _CODES: dict[str, int] = {"none": 0, "zstd": 1}
 _ZSTD_LEVEL = 3
 _ZSTD_MOST_PER_BYTE = 1 << 15  # a block of 4 bytes (run-length) can stand for 128 KiB, never for more
 _CHUNK = 4 << 20
+_BYTES_OBJECT = 48  # what Python needs for a small one; a few bytes of input can stand for millions of them
+_SMALL_LIST = 64 << 20
 
 
 def encode_batch(entries: Iterable[Buffer], compression: Compression = "none") -> bytes:
@@ -67,6 +69,8 @@ def decode_batch(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[by
     decompresses more than `max_bytes`.
     """
     frames, zstd, count = _split(data)
+    if count * _BYTES_OBJECT > 4 * max_bytes + _SMALL_LIST:
+        raise CorruptData("batch", f"a list of {count} entries would take far more than max_bytes, {max_bytes}")
     if (page := _read_compressed(frames, zstd, count, max_bytes)) is not None:
         entries: list[bytes] = page.to_pylist()
         return entries

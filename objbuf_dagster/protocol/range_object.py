@@ -16,6 +16,22 @@ _WHAT = "range object"
 _I63 = 2**63
 
 
+RANGES_FOLDER = "ranges"
+MAX_RANGE_OBJECT_BYTES = 1 << 30
+"""More is neither written nor read."""
+
+
+def range_path(data_prefix: str, start: int) -> str:
+    """Where the object of the range that starts here is."""
+    return f"{data_prefix}/{RANGES_FOLDER}/{start:020d}"
+
+
+def range_start(path: str) -> int | None:
+    """The start that a range object's name tells, or None if it is not the name of one."""
+    name = path.rpartition("/")[2]
+    return int(name) if len(name) == 20 and name.isascii() and name.isdigit() else None
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
     """One batch of a range. `size` is the object's in bytes, or None if it was already missing when planned."""
@@ -111,10 +127,14 @@ def _batch(item: Any, sequence: int) -> PlannedBatch:
 
 
 def _metadata(fields: dict[str, Any]) -> Metadata:
+    text = fields.get("payload_base64")
     try:
-        payload = base64.b64decode(fields.get("payload_base64", ""), validate=True)
-    except (binascii.Error, TypeError, ValueError):
-        raise CorruptData(_WHAT, "a metadata payload is not base64") from None
+        payload = base64.b64decode(text, validate=True) if isinstance(text, str) else None
+    except (binascii.Error, ValueError):
+        payload = None
+    # How strict `validate` is depends on the Python, so what comes back must be what was there.
+    if payload is None or base64.b64encode(payload).decode() != text:
+        raise CorruptData(_WHAT, "a metadata payload is not base64")
     return Metadata(
         _int(fields, "start_index", 0, MAX_U32), _int(fields, "ingestion_time_ms", -_I63, _I63 - 1), payload
     )

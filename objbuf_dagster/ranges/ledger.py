@@ -8,19 +8,18 @@ owner and no state besides the objects.
 from __future__ import annotations
 
 import bisect
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX
-from objbuf_dagster.buffer.retention import RANGES_FOLDER, Retention, read_retention
-from objbuf_dagster.errors import BufferReplaced, CorruptData, NotFound, RangeExpired, RangeNotPlanned
+from objbuf_dagster.buffer.retention import Retention, read_retention
+from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound, RangeExpired, RangeNotPlanned
 from objbuf_dagster.protocol import RangeObject
+from objbuf_dagster.protocol.range_object import MAX_RANGE_OBJECT_BYTES, RANGES_FOLDER, range_path, range_start
 from objbuf_dagster.ranges.key import SequenceRange
 from objbuf_dagster.store import Store, check_path
 
-_MAX_OBJECT_BYTES = 1 << 30
 _READERS = 16
 
 
@@ -33,17 +32,20 @@ class RangeLedger:
     def __init__(self, store: Store, data_prefix: str = DEFAULT_DATA_PREFIX) -> None:
         self._store = store
         self.data_prefix = check_path(data_prefix)
-        self._folder = f"{data_prefix}/{RANGES_FOLDER}"
 
     def create(self, planned: RangeObject) -> RangeObject:
         """Add this range to the chain, or adopt the one that somebody else put there first. Safe to repeat.
 
         Raises BufferReplaced if the other one names other batches for the same sequences.
         """
-        path = self._path(planned.start)
-        if self._store.put(path, planned.to_bytes(), if_absent=True) is None:
+        data = planned.to_bytes()
+        if len(data) > MAX_RANGE_OBJECT_BYTES:
+            raise InvalidInput(
+                f"the object of range {range_of(planned)} would be too large to read: plan fewer batches"
+            )
+        if self._store.put(range_path(self.data_prefix, planned.start), data, if_absent=True) is None:
             return planned
-        winner = self._load(path, planned.start)
+        winner = self.at(planned.start)
         compare_locations(winner, {b.descriptor.sequence: b.descriptor.location for b in planned.batches})
         return winner
 
@@ -51,7 +53,7 @@ class RangeLedger:
         """The object of exactly this range. Raises RangeExpired, or RangeNotPlanned."""
         self.check_retained(wanted)
         try:
-            found = self._load(self._path(wanted.start), wanted.start)
+            found = self.at(wanted.start)
         except NotFound:
             hint = f"no range starts at {wanted.start}; `objbuf ranges list` shows them"
             raise RangeNotPlanned(wanted.key, hint) from None
@@ -65,7 +67,9 @@ class RangeLedger:
         `hint` is any range that the caller knows to be planned and to begin before `since`: what lies before it is not
         even listed then.
         """
-        starts = list(self._starts(hint.start if hint is not None and hint.start <= since else 0))
+        starts = self.starts(hint.start) if hint is not None and hint.start <= since else []
+        if not starts or hint is None or starts[0] != hint.start:  # no hint, or not one of this buffer's
+            starts = self.starts()
         starts = starts[max(0, bisect.bisect_right(starts, since) - 1) :]
         expired_before = self.retention().expired_before if starts else 0
         with ThreadPoolExecutor(_READERS) as pool:
@@ -74,9 +78,16 @@ class RangeLedger:
 
     def tail(self, hint: SequenceRange | None = None) -> RangeObject | None:
         """The last range of the chain, or None if nothing was ever planned. `hint` as in `list`."""
-        last = deque(self._starts(hint.start), maxlen=1) if hint is not None else None
-        last = last or deque(self._starts(0), maxlen=1)
-        return self._load(self._path(last[0]), last[0]) if last else None
+        last = self.starts(hint.start)[-1:] if hint is not None else None
+        last = last or self.starts()[-1:]
+        return self.at(last[0]) if last else None
+
+    def starts(self, since: int = 0) -> Sequence[int]:
+        """Where the ranges start, from sequence `since` on, in order: one listing, and no object is read."""
+        after = range_path(self.data_prefix, since - 1) if since > 0 else None
+        listed = self._store.list(f"{self.data_prefix}/{RANGES_FOLDER}", after=after)
+        found = (range_start(info.path) for info in listed)
+        return [start for start in found if start is not None]
 
     def retention(self) -> Retention:
         """What has expired, and since when: one GET."""
@@ -86,31 +97,24 @@ class RangeLedger:
         """Raises RangeExpired if the range's batches may be gone."""
         retention = self.retention()
         if wanted.end < retention.expired_before:
+            since_ms = retention.expired_at_ms(wanted.end)
             raise RangeExpired(
                 wanted.key,
-                since_ms=retention.expired_at_ms,
-                since=_utc(retention.expired_at_ms),
+                since_ms=since_ms,
+                since=_utc(since_ms),
                 retention_seconds=retention.retention_seconds,
             )
 
-    def _path(self, start: int) -> str:
-        return f"{self._folder}/{start:020d}"
-
-    def _starts(self, since: int) -> Iterator[int]:
-        after = self._path(since - 1) if since > 0 else None
-        for info in self._store.list(self._folder, after=after):
-            name = info.path.rpartition("/")[2]
-            if len(name) == 20 and name.isascii() and name.isdigit():
-                yield int(name)
-
     def _load_if_there(self, start: int) -> RangeObject | None:
         try:
-            return self._load(self._path(start), start)
+            return self.at(start)
         except NotFound:
             return None  # expired since it was listed
 
-    def _load(self, path: str, start: int) -> RangeObject:
-        found = RangeObject.from_bytes(self._store.read(path, max_bytes=_MAX_OBJECT_BYTES))
+    def at(self, start: int) -> RangeObject:
+        """The range that starts at this sequence, expired or not. Raises NotFound."""
+        path = range_path(self.data_prefix, start)
+        found = RangeObject.from_bytes(self._store.read(path, max_bytes=MAX_RANGE_OBJECT_BYTES))
         if found.start != start:
             raise CorruptData(f"range object {path}", f"it says that it starts at {found.start}")
         return found

@@ -72,7 +72,7 @@ def plan(
     manifest: Manifest | None = None,
     max_ranges: int | None = None,
     hint: SequenceRange | None = None,
-    sizes: MutableMapping[str, int] | None = None,
+    sizes: MutableMapping[int, int] | None = None,
     on_gap: Literal["fail", "skip"] = "fail",
     dry_run: bool = False,
     clock: Callable[[], float] = time.time,
@@ -80,8 +80,8 @@ def plan(
     """Extend the chain of ranges over what the manifest holds beyond it, and return what was added.
 
     `manifest`, if the caller has just read it, saves reading it again. At most `max_ranges` are added; one that another
-    planner added in the meantime is adopted, and counts. `hint` as in RangeLedger.list. `sizes`, kept by the caller
-    from call to call, saves asking again for batches that had to wait. `on_gap="skip"` goes on at the frontier where
+    planner added in the meantime is adopted, and counts. `hint` as in RangeLedger.list. `sizes`, by sequence, kept from
+    call to call, saves asking again for batches that had to wait. `on_gap="skip"` goes on at the frontier where
     sequences left the manifest unplanned. A dry run writes nothing and returns what it would have added.
 
     Raises SequenceGap for such sequences otherwise, BufferReplaced if the manifest is not the one that the
@@ -96,25 +96,26 @@ def plan(
     if tail is not None and tail.end >= manifest.next_sequence:
         manifest = _reread(source, tail)
     start = _next_start(manifest, tail, on_gap)
-    with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
-        go_on = max_ranges is None or max_ranges > 0
-        while go_on:
-            go_on = False
-            for batches in cut(_sized(source, ledger, manifest, start, pool, known), limits, now_ms):
-                end = batches[-1].descriptor.sequence
-                wanted = RangeObject(start, end, manifest.epoch, now_ms, batches)
-                made = wanted if dry_run else ledger.create(wanted)
-                added.append(made)
-                start = made.end + 1
-                if len(added) == max_ranges:
-                    break
-                if made.end != end:  # another planner's: go on where that one ends
-                    _check_against(manifest, made)
-                    go_on = True
-                    break
-    for planned in added:
-        for batch in planned.batches:
-            known.pop(batch.descriptor.location, None)
+    try:
+        with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+            go_on = max_ranges is None or max_ranges > 0
+            while go_on:
+                go_on = False
+                for batches in cut(_sized(source, ledger, manifest, start, pool, known), limits, now_ms):
+                    end = batches[-1].descriptor.sequence
+                    wanted = RangeObject(start, end, manifest.epoch, now_ms, batches)
+                    made = wanted if dry_run else ledger.create(wanted)
+                    added.append(made)
+                    start = made.end + 1
+                    if len(added) == max_ranges:
+                        break
+                    if made.end != end:  # another planner's: go on where that one ends
+                        _check_against(manifest, made)
+                        go_on = True
+                        break
+    finally:
+        for sequence in [sequence for sequence in known if sequence < start]:
+            del known[sequence]
     return added
 
 
@@ -147,7 +148,7 @@ def _sized(
     manifest: Manifest,
     start: int,
     pool: ThreadPoolExecutor,
-    known: MutableMapping[str, int],
+    known: MutableMapping[int, int],
 ) -> Iterator[PlannedBatch]:
     """What waits from `start` on, with its sizes, by parallel HEADs, a few ahead of who asks.
 
@@ -155,12 +156,12 @@ def _sized(
     """
 
     def size(entry: BatchDescriptor) -> int | None:
-        if entry.location not in known:
+        if entry.sequence not in known:
             try:
-                known[entry.location] = source.store.head(check_location(entry.location, ledger.data_prefix)).size
+                known[entry.sequence] = source.store.head(check_location(entry.location, ledger.data_prefix)).size
             except (NotFound, CorruptData):
                 return None
-        return known[entry.location]
+        return known[entry.sequence]
 
     entries = manifest.entries(after=start - 1)
     while some := list(itertools.islice(entries, _HEADS_AT_ONCE)):

@@ -80,6 +80,10 @@ class Store(ABC):
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
         """All objects below the folder `prefix`, at any depth, by rising path; with `after`, those behind it only."""
 
+    def tidy(self) -> int:
+        """Delete what killed writers left that is no object, and return how many; where nothing is left, nothing."""
+        return 0
+
     @abstractmethod
     def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
         """Delete these objects and return what failed, by path. What is gone already did not fail."""

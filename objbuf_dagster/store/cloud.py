@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError
 from objbuf_dagster.store.base import (
@@ -32,6 +33,9 @@ _CLIENT_SETTINGS = re.compile(
 )
 """Settings of obstore's HTTP client. Given among the others they make it panic, so they are refused."""
 
+_LONGEST_TIMEOUT = 86_400.0
+_METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
+_NO_CREDENTIALS = "no credentials were found, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or your cloud's own)"
 _NO_BUCKET = "the bucket does not exist, create it or correct the URL"
 _DENIED = "access denied, check the credentials and their rights"
 
@@ -145,9 +149,13 @@ def _connect(url: str, options: dict[str, str], credentials: Credentials | None,
     import obstore.exceptions
     import obstore.store
 
-    for name in options:
+    for name, value in options.items():
         if _CLIENT_SETTINGS.match(name):
             raise InvalidInput(f"{name} is no setting of a store: use timeout_seconds, or leave it out")
+        if name.lower().removeprefix("aws_").startswith("endpoint"):
+            _check_endpoint(name, value)
+    if not 0 < timeout_seconds < _LONGEST_TIMEOUT:
+        raise InvalidInput(f"timeout_seconds must be above 0 and below {_LONGEST_TIMEOUT:g}: {timeout_seconds}")
     settings: dict[str, Any] = {
         "config": options or None,
         "client_options": {"allow_http": True, "timeout": timedelta(seconds=timeout_seconds)},
@@ -159,6 +167,17 @@ def _connect(url: str, options: dict[str, str], credentials: Credentials | None,
         return obstore.store.from_url(url, **settings)
     except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
         raise InvalidInput(f"cannot use {_safe(url)} as a store: {_first_line(error)}") from None
+
+
+def _check_endpoint(name: str, endpoint: str) -> None:
+    """A URL that obstore cannot use makes it panic at the first request."""
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidInput(f"{name} must be a URL, as http://127.0.0.1:9000")
 
 
 def _is_google(store: Any) -> bool:
@@ -189,6 +208,8 @@ def _translated(path: str) -> Iterator[None]:
         raise StorageError(f"{_DENIED}: {_first_line(error)}") from None
     except theirs.BaseError as error:
         line = _first_line(error)
+        if _METADATA_SERVICE.search(line):
+            raise StorageError(f"{_NO_CREDENTIALS}: {line}") from None
         status = _STATUS.search(str(error))  # a long path may have pushed it out of the line
         if (status is None and "HTTP error" in str(error)) or (
             status and (status[1] in _TRANSIENT or status[1].startswith("5"))
@@ -197,6 +218,10 @@ def _translated(path: str) -> Iterator[None]:
         denied = status is not None and status[1] in ("401", "403")
         reason = _NO_BUCKET if "NoSuchBucket" in str(error) else _DENIED if denied else "storage refused"
         raise StorageError(f"{reason}: {line}") from None
+    except (ObjbufError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  a panic in Rust is no Exception, and who knows what it did before
+        raise StorageError(f"the storage library failed, check the settings: {error!r}"[:400], in_doubt=True) from None
 
 
 def _first_line(error: BaseException) -> str:

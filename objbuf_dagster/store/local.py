@@ -3,7 +3,8 @@
 A put writes and syncs a temporary file, then renames it: a reader, or a machine that comes back after a crash, finds
 the old bytes or the new. A conditional put does so while it holds an exclusive `flock` on `<path>.lock`; any other
 program that takes that lock can join. The kernel drops the lock of a process that dies, so a lock file that is left
-behind means nothing, and nobody looks at a temporary one.
+behind means nothing, and nobody looks at a temporary one. A put without a condition takes no lock: who changes an
+object conditionally must not write it otherwise.
 """
 
 from __future__ import annotations
@@ -53,7 +54,14 @@ class LocalStore(Store):
     """Objects below the directory `root`, which is made when the first object is written."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).absolute()
+        text = os.fspath(root)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(f"a directory's name must be valid Unicode: {text!r}") from None
+        if "\0" in text:
+            raise InvalidInput(f"a directory's name cannot have a NUL: {text!r}")
+        self.root = Path(text).absolute()
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"
@@ -76,6 +84,7 @@ class LocalStore(Store):
         with _translated(path, reading=False):
             self._make_folder(target.parent)
             temporary = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+            replaced = False
             try:
                 with open(temporary, "xb", buffering=0) as file:
                     _write_all(file.fileno(), parts)
@@ -87,7 +96,10 @@ class LocalStore(Store):
                         if not _holds(target, if_version):
                             return Conflict()
                         os.replace(temporary, target)
+                replaced = True
                 _sync_folder(target.parent)
+            except OSError as error:
+                raise _refused(error, path, in_doubt=replaced) from error
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
@@ -228,8 +240,12 @@ def _translated(path: str, *, reading: bool = True) -> Iterator[None]:
     except OSError as error:
         if reading and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
             raise NotFound(path) from None
-        if error.errno in (errno.ENAMETOOLONG, errno.EINVAL):
-            raise InvalidInput(f"the file system cannot hold the name {path[:80]!r}...: {error.strerror}") from None
-        hint = _HINTS.get(error.errno or 0)
-        reason = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        raise StorageError(f"{reason} ({path!r})" + (f": {hint}" if hint else "")) from error
+        raise _refused(error, path) from error
+
+
+def _refused(error: OSError, path: str, *, in_doubt: bool = False) -> ObjbufError:
+    if error.errno in (errno.ENAMETOOLONG, errno.EINVAL):
+        return InvalidInput(f"the file system cannot hold the name {path[:80]!r}...: {error.strerror}")
+    hint = _HINTS.get(error.errno or 0)
+    reason = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+    return StorageError(f"{reason} ({path!r})" + (f": {hint}" if hint else ""), in_doubt=in_doubt)

@@ -89,6 +89,9 @@ class RetryingStore(Store):
                 failures += 1
                 self._pause_or_raise(failures, error, in_doubt=False)
 
+    def tidy(self) -> int:
+        return self._retry(self.inner.tidy)
+
     def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
         left = list(paths)
         return self._retry(lambda: self.inner.delete(left))

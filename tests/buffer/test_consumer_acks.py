@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH
+from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH, Consumer
 from objbuf_dagster.buffer import metrics as m
-from objbuf_dagster.errors import OutOfOrderAck, StorageUnavailable
+from objbuf_dagster.errors import BufferReplaced, OutOfOrderAck, StorageUnavailable
 from objbuf_dagster.store import MemoryStore, RetryingStore
 from tests.buffer.consumers import open_consumer
 from tests.support.buffers import fill, manifest_of
@@ -136,3 +136,43 @@ def test_an_ack_whose_answer_was_lost_is_done_once(store: MemoryStore, fault: Fa
     assert manifest_of(store).first_sequence == 5
     assert consumer.metrics.counter(m.ACKS) == 5
     consumer.ack(5)
+
+
+def test_nothing_is_acked_before_it_is_produced(store: MemoryStore) -> None:
+    consumer = open_consumer(store)
+    with pytest.raises(OutOfOrderAck, match="never produced"):
+        consumer.ack(0)
+    fill(store, 1)
+    consumer.ack(0)
+    consumer.flush()
+    assert manifest_of(store).frontier == 1
+
+
+def test_an_ack_that_names_its_batch_is_refused_in_a_buffer_made_anew(store: MemoryStore) -> None:
+    """Epochs begin anew there, so the old owner's hook would not be fenced."""
+    processed = fill(store, 4)
+    old = open_consumer(store)
+    store.delete([DEFAULT_MANIFEST_PATH])
+    fill(store, 6)
+    assert open_consumer(store).epoch == old.epoch
+
+    with pytest.raises(BufferReplaced, match="sequence 3"):
+        Consumer.attach(store, epoch=old.epoch).ack_through(3, location=processed[3])
+
+    assert manifest_of(store).frontier == 0
+
+
+def test_a_context_costs_no_more_than_its_ack(store: MemoryStore) -> None:
+    fill(store, 4)
+    counting = CountingStore(store)
+    with Consumer.attach(counting, epoch=open_consumer(store).epoch) as consumer:
+        consumer.ack_through(2)
+    assert counting.calls == {("get", DEFAULT_MANIFEST_PATH): 1, ("put", DEFAULT_MANIFEST_PATH): 1}
+
+
+def test_a_consumer_that_lags_behind_another_with_its_epoch_goes_on_at_the_frontier(store: MemoryStore) -> None:
+    fill(store, 8)
+    owner = open_consumer(store)
+    Consumer.attach(store, epoch=owner.epoch).ack_through(5)
+    owner.ack_through(3)
+    owner.ack(6)

@@ -25,7 +25,7 @@ from objbuf_dagster.errors import (
 from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, range_of
 from objbuf_dagster.store import MemoryStore, Store
 from tests.support.buffers import append, batch_name, fill, manifest_of, manifests, put_batch
-from tests.support.faults import FaultStore
+from tests.support.faults import Call, Delay, FaultStore
 
 DAY = 24 * 3600.0
 T0 = 1_700_000_000_000
@@ -69,6 +69,39 @@ def test_a_batch_not_older_than_the_oldest_entry_stays() -> None:
 
     assert collector(store, DAY).collect_once().deleted == (older,)
     assert younger in paths(store)
+
+
+def test_it_is_the_oldest_entry_that_counts() -> None:
+    store = MemoryStore()
+    for seconds in (9, 5, 7):
+        append(store, put_batch(store, batch_name(T0 + seconds * 1000)))
+    between = put_batch(store, batch_name(T0 + 6_000))
+
+    assert collector(store, DAY).collect_once().deleted == ()
+    assert between in paths(store)
+
+
+def test_a_batch_that_is_planned_and_acked_while_it_collects_stays() -> None:
+    """The manifest is read before the ranges: the other way round, it would be in neither."""
+    store = MemoryStore()
+    fill(store, 3, time_ms=T0)
+    batches = {path for path in paths(store) if path.endswith(".batch")}
+    done: list[bool] = []
+
+    def land_meanwhile(call: Call) -> None:
+        if call.number == 2 and not done:
+            done.append(True)
+            planned_and_acked_now(store)
+
+    GarbageCollector(FaultStore(store, land_meanwhile), clock=lambda: T0 / 1000 + DAY).collect_once()
+
+    assert done
+    assert batches <= paths(store)
+
+
+def planned_and_acked_now(store: Store) -> None:
+    plan(manifests(store), RangeLedger(store), Limits(max_wait=0), clock=lambda: T0 / 1000)
+    Consumer.open(store, gc_interval=None).ack_through(manifest_of(store).next_sequence - 1)
 
 
 def test_with_an_empty_manifest_age_alone_decides() -> None:
@@ -156,7 +189,6 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
     report = collector(store, 30 * DAY, retention=0).collect_once(dry_run=True)
 
     assert len(report.deleted) == 7
-    assert report.expired_ranges == 2
     assert {path: store.get(path) for path in paths(store)} == before
 
 
@@ -171,6 +203,68 @@ def test_a_fenced_collector_deletes_nothing() -> None:
         GarbageCollector(store, epoch=old.epoch, clock=lambda: T0 / 1000 + DAY).collect_once()
 
     assert paths(store) == before
+
+
+def test_a_collector_that_is_fenced_in_the_middle_deletes_nothing() -> None:
+    store = MemoryStore()
+    old = Consumer.open(store, gc_interval=None)
+    put_batch(store, batch_name(T0))
+    before = paths(store)
+
+    def taken_over(call: Call) -> None:
+        if call.method == "list" and call.path == "ingest":
+            Consumer.open(store, gc_interval=None)
+
+    with pytest.raises(Fenced):
+        GarbageCollector(FaultStore(store, taken_over), epoch=old.epoch, clock=lambda: T0 / 1000 + DAY).collect_once()
+
+    assert paths(store) == before
+
+
+def test_a_consumer_hands_its_settings_to_its_collector() -> None:
+    store = MemoryStore()
+    planned_and_acked(store)
+    with Consumer.open(store, gc_interval=0.01, gc_grace_period=5, replay_retention=123, clock=lambda: T0 / 1000 + 7):
+        orphans = [put_batch(store, batch_name(T0 - 1)), put_batch(store, batch_name(T0 + 3_000))]
+        deadline = time.monotonic() + 30
+        while orphans[0] in paths(store) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert orphans[0] not in paths(store)
+    assert orphans[1] in paths(store)
+    assert read_retention(store, "ingest")[0].retention_seconds == 123
+
+
+@pytest.mark.parametrize(
+    "setting", [{"gc_interval": 0}, {"gc_interval": -1}, {"gc_grace_period": -1}, {"replay_retention": -1}]
+)
+def test_a_wrong_setting_fences_nobody(setting: dict[str, float]) -> None:
+    store = MemoryStore()
+    owner = Consumer.open(store, gc_interval=None)
+    with pytest.raises(InvalidInput):
+        Consumer.open(store, **setting)  # type: ignore[arg-type]
+    owner.next_descriptors(1)
+
+
+def test_closing_does_not_wait_for_a_long_pass() -> None:
+    store = MemoryStore()
+    planned_and_acked(store)
+    slow = FaultStore(store, lambda call: Delay(0.3) if call.method in ("read", "delete") else None)
+    consumer = Consumer.open(slow, gc_interval=0.01)
+    deadline = time.monotonic() + 30
+    while not [call for call in slow.calls if call.method == "read"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    started = time.monotonic()
+    consumer.close()
+    assert time.monotonic() - started < 5
+
+
+def test_what_is_no_range_object_does_not_stop_it() -> None:
+    store = MemoryStore()
+    planned_and_acked(store)
+    orphan = put_batch(store, batch_name(T0 - 1))
+    store.put("ingest/ranges/notes", b"not JSON")
+    store.put("ingest/ranges/00000000000000000004.bak", b"")
+    assert collector(store, DAY).collect_once().deleted == (orphan,)
 
 
 def test_a_consumer_collects_in_the_background_until_it_is_closed() -> None:
@@ -231,8 +325,9 @@ def test_batches_go_once_the_retention_after_the_ack_is_over() -> None:
     report = collector(store, 1000 + 7 * DAY).collect_once()
 
     assert len(report.deleted) == 6
-    assert report.expired_ranges == 2
-    assert paths(store) == {"ingest/manifest", "ingest/ranges/00000000000000000004", retention_path("ingest")}
+    assert report.expired_ranges == 3
+    assert collector(store, 1001 + 7 * DAY).collect_once().expired_ranges == 0
+    assert not [path for path in paths(store) if path.endswith(".batch")]
     for expired in ranges:
         with pytest.raises(RangeExpired) as caught:
             RangeLedger(store).read(expired)
@@ -241,6 +336,35 @@ def test_batches_go_once_the_retention_after_the_ack_is_over() -> None:
         assert "2023-11-21T22:30:00+00:00" in str(caught.value)
         assert "604800 s" in str(caught.value)
     assert RangeLedger(store).list() == []
+
+
+def test_range_objects_go_a_day_after_their_batches_and_the_newest_stays() -> None:
+    """So that a planner who slept meanwhile cannot take their names, and the next one finds the end of the chain."""
+    store = MemoryStore()
+    planned_and_acked(store)
+    collector(store, 0, retention=0).collect_once()
+    before = paths(store, "ingest/ranges")
+    collector(store, DAY - 1, retention=0).collect_once()
+    assert paths(store, "ingest/ranges") == before
+
+    collector(store, DAY, retention=0).collect_once()
+
+    assert paths(store, "ingest/ranges") == {"ingest/ranges/00000000000000000004", retention_path("ingest")}
+
+
+def test_each_range_says_when_it_expired_itself() -> None:
+    store = MemoryStore()
+    fill(store, 4, time_ms=T0)
+    plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
+    consumer = Consumer.open(store, gc_interval=None)
+    for day, sequence in ((8, 1), (60, 3)):
+        consumer.ack_through(sequence)
+        collector(store, day * DAY, retention=0).collect_once()
+
+    for wanted, day in ((SequenceRange(0, 1), 8), (SequenceRange(2, 3), 60)):
+        with pytest.raises(RangeExpired) as caught:
+            RangeLedger(store).read(wanted)
+        assert caught.value.since_ms == T0 + day * DAY * 1000
 
 
 def test_retention_counts_from_the_ack_and_not_from_planning() -> None:
@@ -333,34 +457,45 @@ def test_collectors_that_race_agree_on_what_expired() -> None:
     assert not [path for path in paths(store) if path.endswith(".batch")]
 
 
+def test_a_clock_that_was_ahead_once_does_not_keep_everything_for_good() -> None:
+    ahead = Retention().observe(10, T0 + 100 * 365 * 86_400_000, DAY)
+    assert ahead.observe(10, T0, DAY).observe(10, T0 + 86_400_000, DAY).expired_before == 10
+
+
 def test_a_clock_that_goes_back_expires_nothing_early() -> None:
     start = Retention().observe(10, T0, DAY)
     back = start.observe(20, T0 - 3_600_000, DAY)
-    later = back.observe(20, T0 - 3_600_000 + 86_400_000, DAY)
-    assert later.expired_before == 0
+    assert back.observe(20, T0 - 3_600_000 + 86_399_999, DAY).expired_before == 0
+    assert back.observe(20, T0 - 3_600_000 + 86_400_000, DAY).expired_before == 10
 
 
 def test_marks_stay_few_however_often_it_is_looked() -> None:
     seen = Retention()
     for minute in range(0, 14 * 24 * 60, 5):
         seen = seen.observe(minute, T0 + minute * 60_000, 7 * DAY)
-    assert len(seen.marks) <= 202
+    assert max(len(seen.seen), len(seen.expired)) <= 202
     assert 0 <= (7 * 24 * 60 - seen.expired_before) <= 70, "expiry lags by less than an hour or so"
     assert Retention.from_bytes(seen.to_bytes()) == seen
 
 
 def test_a_later_frontier_is_recorded_even_if_it_came_soon_after_the_last_one() -> None:
     seen = Retention().observe(1, T0, DAY).observe(9, T0 + 1, DAY)
-    assert seen.marks == (Mark(T0, 1),)
-    assert seen.observe(9, T0 + 3_600_000, DAY).marks[-1] == Mark(T0 + 3_600_000, 9)
+    assert seen.seen == (Mark(T0, 1),)
+    assert seen.observe(9, T0 + 3_600_000, DAY).seen[-1] == Mark(T0 + 3_600_000, 9)
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{", b"[" * 100_000, b'{"version":1}', b'{"version":1,"expired_before":"x","marks":[]}', b"\xff",
-     b'{"version":1,"expired_before":1,"expired_at":1,"retention_seconds":1,"marks":[[1]]}',
-     b'{"version":1,"expired_before":NaN,"expired_at":1,"retention_seconds":1,"marks":[]}',
-     b'{"version":1,"expired_before":Infinity,"expired_at":1,"retention_seconds":1,"marks":[]}'],
+    [b"", b"[]", b"{", b"[" * 100_000, b"\xff", b'{"version":1}', b'{"version":true}',
+     b'{"version":1,"retention_seconds":1,"seen":[[1]],"expired":[]}',
+     b'{"version":1,"retention_seconds":1,"seen":[[1,2.0]],"expired":[]}',
+     b'{"version":1,"retention_seconds":1,"seen":[[1,9],[2,3]],"expired":[]}',
+     b'{"version":1,"retention_seconds":1,"seen":[],"expired":[[1,36893488147419103232]]}',
+     b'{"version":1,"retention_seconds":1,"seen":[],"expired":[[1,-1]]}',
+     b'{"version":1,"retention_seconds":-1,"seen":[],"expired":[]}',
+     b'{"version":1,"retention_seconds":NaN,"seen":[],"expired":[]}',
+     b'{"version":1,"retention_seconds":"7","seen":[],"expired":[]}',
+     b'{"version":1,"retention_seconds":true,"seen":[],"expired":[]}'],
 )  # fmt: skip
 def test_a_damaged_retention_object_is_corrupt(data: bytes) -> None:
     with pytest.raises((CorruptData, UnsupportedVersion)):
@@ -372,7 +507,7 @@ def test_a_retention_object_of_another_buffer_deletes_nothing() -> None:
     store = MemoryStore()
     fill(store, 4, time_ms=T0)
     plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
-    store.put(retention_path("ingest"), Retention(expired_before=1000).to_bytes())
+    store.put(retention_path("ingest"), Retention(seen=(Mark(0, 1000),)).to_bytes())
     before = paths(store)
 
     with pytest.raises(BufferReplaced, match="1000"):

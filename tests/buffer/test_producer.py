@@ -218,3 +218,97 @@ def test_a_batch_old_enough_to_be_collected_is_not_appended(
         producer.close()
 
     assert manifest_of(store).entry_count == 0
+
+
+def test_doubt_is_not_forgotten_when_the_next_read_fails(store: MemoryStore) -> None:
+    """Or the caller would be told to repeat a write that happened."""
+    faults = FaultStore(store, {("put", 2): "lost", ("get", 2): "unavailable"})
+    producer = Producer(RetryingStore(faults, AT_ONCE))
+    handle = producer.produce([b"a"])
+    with pytest.raises(StorageUnavailable) as caught:
+        handle.await_durable(30)
+    with pytest.raises(StorageUnavailable):
+        producer.close()
+
+    assert caught.value.in_doubt
+    assert landed(store) == [[b"a"]]
+
+
+def test_every_flush_that_waited_for_a_failed_batch_raises(store: MemoryStore) -> None:
+    gate = threading.Barrier(3)
+
+    def script(call: Call) -> Fault | None:
+        gate.wait(30)  # until both wait in flush, or are about to
+        time.sleep(0.2)
+        return "unavailable"
+
+    producer = Producer(FaultStore(store, script), flush_interval=NEVER)
+    producer.produce([b"a"])
+
+    def flush() -> bool:
+        gate.wait(30)
+        try:
+            producer.flush()
+        except StorageUnavailable:
+            return True
+        return False
+
+    with producer._work:
+        producer._seal()
+    with ThreadPoolExecutor(2) as pool:
+        raised = [pool.submit(flush) for _ in range(2)]
+        assert [one.result(30) for one in raised] == [True, True]
+    producer.close()
+
+
+class Panic(BaseException):
+    """What a library in another language may raise: no Exception."""
+
+
+@pytest.mark.parametrize("put", [1, 2])
+def test_a_panic_below_leaves_nobody_waiting(store: MemoryStore, put: int) -> None:
+    def script(call: Call) -> None:
+        if (call.method, call.nth) == ("put", put):
+            raise Panic
+
+    producer = Producer(FaultStore(store, script))
+    handle = producer.produce([b"a"])
+    with pytest.raises(ObjbufError, match="Panic"):
+        handle.await_durable(30)
+    with pytest.raises(ObjbufError):
+        producer.close()
+
+
+def test_a_batch_collected_while_its_append_took_too_long_is_not_called_durable(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TOO_OLD_SECONDS", 0.2)
+
+    def script(call: Call) -> Fault | None:
+        if call.path == DEFAULT_MANIFEST_PATH and call.method == "put":
+            store.delete([info.path for info in store.list("ingest") if info.path.endswith(".batch")])
+            return Delay(0.4)
+        return None
+
+    producer = Producer(FaultStore(store, script))
+    with pytest.raises(StorageUnavailable, match="collected as garbage"):
+        producer.produce([b"a"]).await_durable(30)
+    with pytest.raises(StorageUnavailable):
+        producer.close()
+
+
+def test_a_manifest_too_large_to_read_is_not_written(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("objbuf_dagster.buffer.manifest_store._MAX_MANIFEST_BYTES", 1000)
+    producer = Producer(store)
+    producer.produce([b"a"]).await_durable(30)
+    with pytest.raises(InvalidInput, match="more than the 1000"):
+        producer.produce([b"b"], b"m" * 1000).await_durable(30)
+    with pytest.raises(InvalidInput):
+        producer.close()
+    assert landed(store) == [[b"a"]]
+
+
+@pytest.mark.parametrize("metadata", ["text", 3, None])
+def test_metadata_that_is_not_bytes_is_refused(store: MemoryStore, metadata: bytes) -> None:
+    with Producer(store) as producer, pytest.raises(InvalidInput, match="metadata must be bytes"):
+        producer.produce([b"a"], metadata)

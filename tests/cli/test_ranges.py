@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from objbuf_dagster.buffer import peek
-from objbuf_dagster.buffer.retention import Retention, retention_path
+from objbuf_dagster.buffer.retention import Mark, Retention, retention_path
 from objbuf_dagster.store import LocalStore
 from tests.cli.commands import acked, error, files_in, fill, manifest_of, ok, one_line, run
 
@@ -155,7 +155,7 @@ def test_expired_range_says_since_when(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     fill(store, [b"a"])
     ok("ranges", "plan", tmp_path, "--max-wait", "0")
-    store.put(retention_path("ingest"), Retention(expired_before=1, expired_at_ms=0, retention_seconds=60).to_bytes())
+    store.put(retention_path("ingest"), Retention(60.0, expired=(Mark(0, 1),)).to_bytes())
 
     message = error("ranges", "show", tmp_path, "000000000000-000000000000")
 

@@ -78,10 +78,10 @@ def test_grace_and_retention_are_kept(tmp_path: Path) -> None:
     acked(store, 1)
 
     assert ok("gc", tmp_path, "--dry-run", "--grace", "0") == "would delete nothing\n"  # retained
-    # The newest range object stays for good, but its batch goes too.
-    assert ok("gc", tmp_path, "--dry-run", "--retention", "0").endswith("0 batches (0 bytes) and 1 expired range\n")
+    assert ok("gc", tmp_path, "--dry-run", "--retention", "0").endswith("0 batches (0 bytes) and 2 expired ranges\n")
+    assert error("gc", tmp_path, "--retention", "0").endswith("pass --yes if you are sure")
     assert ok("gc", tmp_path, "--grace", "0", "--retention", "0", "--yes").endswith(
-        "deleted 2 batches (24 bytes) and 1 expired range\n"
+        "deleted 2 batches (24 bytes) and 2 expired ranges\n"
     )
 
 

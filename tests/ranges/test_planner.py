@@ -151,7 +151,7 @@ def test_sizes_are_asked_for_once_while_batches_wait() -> None:
     store = MemoryStore()
     fill(store, 5, time_ms=NOW_MS)
     counting = CountingStore(store)
-    sizes: dict[str, int] = {}
+    sizes: dict[int, int] = {}
     ask = partial(plan, manifests(counting), RangeLedger(counting), Limits(max_wait=60), sizes=sizes)
 
     for _ in range(3):
@@ -323,6 +323,22 @@ def test_ranges_from_a_sequence_on_include_the_one_that_holds_it() -> None:
     assert keys(ledger.list(since=20)) == []
     assert keys(ledger.list(since=12, hint=SequenceRange(5, 9))) == [(10, 14), (15, 19)]
     assert keys(ledger.list(since=3, hint=SequenceRange(5, 9))) == [(0, 4), (5, 9), (10, 14), (15, 19)]
+
+
+def test_a_hint_of_another_buffer_hides_nothing() -> None:
+    store = MemoryStore()
+    fill(store, 15)
+    plan_all(store, Limits(max_batches=5, max_wait=0))
+    assert keys(RangeLedger(store).list(since=8, hint=SequenceRange(7, 7))) == [(5, 9), (10, 14)]
+
+
+def test_a_range_says_under_which_epoch_it_was_planned() -> None:
+    store = MemoryStore()
+    fill(store, 1)
+    Consumer.open(store, gc_interval=None)
+    Consumer.open(store, gc_interval=None)
+    plan_all(store)
+    assert RangeLedger(store).read(SequenceRange(0, 0)).epoch == 2
 
 
 def test_the_tail_is_found_with_and_without_a_hint() -> None:
