@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
 from tests.support.s3 import S3Location, s3_server
+
+settings.register_profile("suite", derandomize=True, database=None, deadline=None)
+settings.load_profile("suite")  # the same inputs in every run, and nothing left behind
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -315,3 +315,19 @@ def test_no_progress_where_nobody_watches(tmp_path: Path) -> None:
 
     assert err == b""
     assert SUMMARY.fullmatch(out.decode())
+
+
+@pytest.mark.parametrize(("compression", "code"), [("none", 0), ("zstd", 1)])
+def test_compression_is_the_batches(tmp_path: Path, compression: str, code: int) -> None:
+    ok("produce", tmp_path, "--compression", compression, given=b"a\n")
+    (entry,) = manifest_of(tmp_path).entries()
+    assert LocalStore(tmp_path).read(entry.location)[-7] == code
+
+
+def test_an_endpoint_that_is_no_url_ends_in_one_line() -> None:
+    message = error("produce", "s3://bucket/x", "--option", "endpoint=localhost:9000", given=b"a\n")
+    assert message == "endpoint must be a URL, as http://127.0.0.1:9000"
+
+
+def test_memory_is_refused_however_it_is_written() -> None:
+    assert "gone when this command ends" in error("produce", "MEMORY://x", given=b"a\n")

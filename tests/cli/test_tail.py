@@ -9,6 +9,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from objbuf_dagster.buffer import Consumer
 from objbuf_dagster.buffer.manifest_store import ManifestStore
 from objbuf_dagster.protocol import Manifest, Metadata, encode_batch
@@ -191,10 +193,12 @@ def test_ctrl_c_without_follow_is_an_interruption(tmp_path: Path) -> None:
     assert one_line(err) == "interrupted"
 
 
-def test_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_disk_is_told_in_one_line(tmp_path: Path, unbuffered: str) -> None:
     fill(tmp_path, [b"a"])
     with open("/dev/full", "wb") as full:
-        code, _, err = finish(start("tail", tmp_path, stdout=full))
+        env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        code, _, err = finish(start("tail", tmp_path, stdout=full, env=env))
 
     assert code == 1
     assert one_line(err) == "cannot write the output: No space left on device"

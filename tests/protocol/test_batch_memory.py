@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -10,8 +11,10 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+import zstandard
 
 from objbuf_dagster.errors import CorruptData
+from objbuf_dagster.protocol import decode_batch
 from objbuf_dagster.protocol.blocks import encode_block
 from tests.protocol.batches import (
     DECODERS,
@@ -145,3 +148,15 @@ def test_max_bytes_is_the_largest_block_that_is_read(
     assert decode(data, max_bytes=len(block)) == some_records(count)
     with pytest.raises(CorruptData, match=f"larger than max_bytes, {len(block) - 1}"):
         decode(data, max_bytes=len(block) - 1)
+
+
+def test_a_few_bytes_do_not_become_millions_of_objects() -> None:
+    """Python needs some 50 bytes for an entry of two: a list of them is refused where an Arrow array is not."""
+    count = 11_000_000
+    block = zstandard.ZstdCompressor().compress(b"\x02\0\0\0xy" * count)
+    data = block + struct.pack("<BIH", 1, count, 1)
+
+    with pytest.raises(CorruptData, match="a list of 11000000 entries"):
+        decode_batch(data, max_bytes=64 << 20)
+    with pytest.raises(CorruptData):
+        decode_batch(data, max_bytes=1 << 20)

@@ -305,3 +305,28 @@ def test_google_deletes_the_rest_when_one_is_gone(google: CloudStore, bucket: Fa
     assert google.delete(["gone", *(f"{number}" for number in range(30))]) == {}
 
     assert bucket.objects == {}
+
+
+# What a library in another language does
+
+
+def test_a_panic_is_an_error_of_ours(store: CloudStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_: object, **__: object) -> None:
+        raise PanicException("called `Result::unwrap()` on an `Err` value")
+
+    monkeypatch.setattr("obstore.get", panic)
+    with pytest.raises(StorageError, match="check the settings") as caught:
+        store.get("object")
+    assert caught.value.in_doubt
+
+
+def test_who_has_no_credentials_is_told_so(bucket: FakeBucket) -> None:
+    options = {name: value for name, value in bucket.s3_options.items() if "key" not in name}
+    store = CloudStore(_URL, options={**options, "metadata_endpoint": "http://127.0.0.1:1"}, timeout_seconds=_LONG)
+
+    with pytest.raises(StorageError, match="no credentials were found, set AWS_ACCESS_KEY_ID") as caught:
+        store.get("object")
+    assert not isinstance(caught.value, TransientError)

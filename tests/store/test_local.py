@@ -381,3 +381,21 @@ def test_a_disk_that_fills_up_halfway_leaves_the_old_object(store: LocalStore, m
     assert store.read("small") == b"".join(parts)
     assert store.read("object") == _OLD
     assert _files(store) == {"object", "small"}
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_a_failure_after_the_rename_is_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditional: bool
+) -> None:
+    """The new bytes are there already; who is told a plain failure would write them again."""
+    store = LocalStore(tmp_path)
+
+    def broken(directory: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("objbuf_dagster.store.local._sync_folder", broken)
+    with pytest.raises(StorageError) as caught:
+        store.put("object", b"new", if_absent=conditional)
+
+    assert caught.value.in_doubt
+    assert store.read("object") == b"new"

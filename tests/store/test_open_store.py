@@ -178,3 +178,21 @@ def test_settings_that_would_be_left_aside_are_refused(url: str) -> None:
 def test_settings_of_the_http_client_are_refused_before_they_do_harm(name: str) -> None:
     with pytest.raises(InvalidInput, match=name):
         open_store("s3://bucket", options={name: "1"})
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "minio", "", "http://", "http://host:99999", "ftp://host"])
+def test_an_endpoint_that_is_no_url_is_refused_before_anything_panics(endpoint: str) -> None:
+    with pytest.raises(InvalidInput, match="endpoint must be a URL"):
+        open_store("s3://bucket", options={"endpoint": endpoint})
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidInput, match="timeout_seconds"):
+        open_store("s3://bucket", timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize("url", ["file:///a%00b", "a\0b", "a\ud800b"])
+def test_a_directory_that_no_file_system_has_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        open_store(url)
