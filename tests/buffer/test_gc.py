@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterable
@@ -11,34 +10,17 @@ import pytest
 
 from objbuf_dagster.buffer import Consumer, GarbageCollector
 from objbuf_dagster.buffer import metrics as m
-from objbuf_dagster.buffer.retention import Mark, Retention, read_retention, retention_path
+from objbuf_dagster.buffer.retention import read_retention
 from objbuf_dagster.errors import (
-    BufferReplaced,
-    CorruptData,
     Fenced,
     InvalidInput,
     ObjbufError,
-    RangeExpired,
     StorageError,
-    UnsupportedVersion,
 )
-from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, range_of
 from objbuf_dagster.store import MemoryStore, Store
-from tests.support.buffers import append, batch_name, fill, manifest_of, manifests, put_batch
+from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked, planned_and_acked_now
+from tests.support.buffers import append, batch_name, fill, put_batch
 from tests.support.faults import Call, Delay, FaultStore
-
-DAY = 24 * 3600.0
-T0 = 1_700_000_000_000
-"""Milliseconds at which these buffers begin."""
-
-
-def paths(store: Store, prefix: str = "ingest") -> set[str]:
-    return {info.path for info in store.list(prefix)}
-
-
-def collector(store: Store, seconds: float, *, grace: float = 600, retention: float = 7 * DAY) -> GarbageCollector:
-    """A collector whose clock stands `seconds` after T0."""
-    return GarbageCollector(store, grace_seconds=grace, retention_seconds=retention, clock=lambda: T0 / 1000 + seconds)
 
 
 def test_an_old_batch_that_nobody_names_goes(any_store: Store) -> None:
@@ -97,11 +79,6 @@ def test_a_batch_that_is_planned_and_acked_while_it_collects_stays() -> None:
 
     assert done
     assert batches <= paths(store)
-
-
-def planned_and_acked_now(store: Store) -> None:
-    plan(manifests(store), RangeLedger(store), Limits(max_wait=0), clock=lambda: T0 / 1000)
-    Consumer.open(store, gc_interval=None).ack_through(manifest_of(store).next_sequence - 1)
 
 
 def test_with_an_empty_manifest_age_alone_decides() -> None:
@@ -292,240 +269,3 @@ def test_the_collecting_thread_outlives_failures_and_ends_when_fenced(caplog: py
         time.sleep(0.01)
     assert "garbage collection stops" in caplog.text
     consumer.close()
-
-
-# Retention
-
-
-def planned_and_acked(store: Store) -> list[SequenceRange]:
-    """Six batches in three ranges, all acked, one after T0."""
-    fill(store, 6, time_ms=T0)
-    planned = plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
-    Consumer.open(store, gc_interval=None).ack_through(5)
-    return [range_of(one) for one in planned]
-
-
-def test_batches_of_a_retained_range_stay_after_the_ack() -> None:
-    store = MemoryStore()
-    planned_and_acked(store)
-    before = paths(store)
-
-    collector(store, 1000).collect_once()
-    collector(store, 7 * DAY + 999).collect_once()
-
-    assert paths(store) - before == {retention_path("ingest")}
-    assert before - paths(store) == set()
-
-
-def test_batches_go_once_the_retention_after_the_ack_is_over() -> None:
-    store = MemoryStore()
-    ranges = planned_and_acked(store)
-    collector(store, 1000).collect_once()
-
-    report = collector(store, 1000 + 7 * DAY).collect_once()
-
-    assert len(report.deleted) == 6
-    assert report.expired_ranges == 3
-    assert collector(store, 1001 + 7 * DAY).collect_once().expired_ranges == 0
-    assert not [path for path in paths(store) if path.endswith(".batch")]
-    for expired in ranges:
-        with pytest.raises(RangeExpired) as caught:
-            RangeLedger(store).read(expired)
-        assert caught.value.retention_seconds == 7 * DAY
-        assert caught.value.since_ms == T0 + 1000 * (1000 + 7 * DAY)
-        assert "2023-11-21T22:30:00+00:00" in str(caught.value)
-        assert "604800 s" in str(caught.value)
-    assert RangeLedger(store).list() == []
-
-
-def test_range_objects_go_a_day_after_their_batches_and_the_newest_stays() -> None:
-    """So that a planner who slept meanwhile cannot take their names, and the next one finds the end of the chain."""
-    store = MemoryStore()
-    planned_and_acked(store)
-    collector(store, 0, retention=0).collect_once()
-    before = paths(store, "ingest/ranges")
-    collector(store, DAY - 1, retention=0).collect_once()
-    assert paths(store, "ingest/ranges") == before
-
-    collector(store, DAY, retention=0).collect_once()
-
-    assert paths(store, "ingest/ranges") == {"ingest/ranges/00000000000000000004", retention_path("ingest")}
-
-
-def test_each_range_says_when_it_expired_itself() -> None:
-    store = MemoryStore()
-    fill(store, 4, time_ms=T0)
-    plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
-    consumer = Consumer.open(store, gc_interval=None)
-    for day, sequence in ((8, 1), (60, 3)):
-        consumer.ack_through(sequence)
-        collector(store, day * DAY, retention=0).collect_once()
-
-    for wanted, day in ((SequenceRange(0, 1), 8), (SequenceRange(2, 3), 60)):
-        with pytest.raises(RangeExpired) as caught:
-            RangeLedger(store).read(wanted)
-        assert caught.value.since_ms == T0 + day * DAY * 1000
-
-
-def test_retention_counts_from_the_ack_and_not_from_planning() -> None:
-    store = MemoryStore()
-    fill(store, 4, time_ms=T0)
-    plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
-    collector(store, 1000).collect_once()
-    consumer = Consumer.open(store, gc_interval=None)
-    consumer.ack_through(1)
-    collector(store, 30 * DAY).collect_once()
-    consumer.ack_through(3)
-
-    report = collector(store, 37 * DAY).collect_once()
-
-    assert len(report.deleted) == 2
-    assert [range_of(kept) for kept in RangeLedger(store).list()] == [SequenceRange(2, 3)]
-
-
-def test_who_collects_by_hand_keeps_to_the_owners_retention() -> None:
-    store = MemoryStore()
-    planned_and_acked(store)
-    collector(store, 1000, retention=30 * DAY).collect_once()
-
-    by_hand = GarbageCollector(store, clock=lambda: T0 / 1000 + 20 * DAY)
-
-    assert by_hand.collect_once().deleted == ()
-    assert read_retention(store, "ingest")[0].retention_seconds == 30 * DAY
-
-
-def test_an_unacked_range_never_expires() -> None:
-    store = MemoryStore()
-    fill(store, 4, time_ms=T0)
-    plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
-    before = paths(store)
-    for day in range(1, 40, 5):
-        collector(store, day * DAY, retention=0).collect_once()
-    assert before <= paths(store)
-
-
-def test_a_planner_goes_on_behind_expired_ranges() -> None:
-    store = MemoryStore()
-    planned_and_acked(store)
-    collector(store, 30 * DAY, retention=0).collect_once()
-    fill(store, 2, time_ms=T0)
-
-    (added,) = plan(manifests(store), RangeLedger(store), Limits(max_wait=0))
-
-    assert range_of(added) == SequenceRange(6, 7)
-
-
-@pytest.mark.parametrize("step", range(1, 6))
-def test_a_crash_between_any_two_steps_leaves_nothing_that_lies(step: int) -> None:
-    """Whatever step fails: a range that can be read has its batches, one that has not says that it expired."""
-    store = MemoryStore()
-    ranges = planned_and_acked(store)
-    collector(store, 1000).collect_once()
-    writes = iter(range(1, 100))
-
-    def script(call: object) -> None:
-        if getattr(call, "method", "") in ("put", "delete") and next(writes) >= step:
-            raise SystemExit  # the process is gone
-
-    gc = GarbageCollector(FaultStore(store, script), clock=lambda: T0 / 1000 + 1000 + 7 * DAY)
-    with contextlib.suppress(SystemExit):
-        gc.collect_once()
-
-    for one in ranges:
-        try:
-            found = RangeLedger(store).read(one)
-        except RangeExpired:
-            continue
-        for batch in found.batches:
-            store.read(batch.descriptor.location)
-    collector(store, 1000 + 8 * DAY).collect_once()
-    assert not [path for path in paths(store) if path.endswith(".batch")]
-
-
-def test_collectors_that_race_agree_on_what_expired() -> None:
-    store = MemoryStore()
-    planned_and_acked(store)
-    collector(store, 1000).collect_once()
-
-    def script(call: object) -> None:
-        if getattr(call, "method", "") == "put":
-            collector(store, 1000 + 7 * DAY).collect_once()
-
-    GarbageCollector(FaultStore(store, script), clock=lambda: T0 / 1000 + 1001 + 7 * DAY).collect_once()
-
-    assert read_retention(store, "ingest")[0].expired_before == 6
-    assert not [path for path in paths(store) if path.endswith(".batch")]
-
-
-def test_a_clock_that_was_ahead_once_does_not_keep_everything_for_good() -> None:
-    ahead = Retention().observe(10, T0 + 100 * 365 * 86_400_000, DAY)
-    assert ahead.observe(10, T0, DAY).observe(10, T0 + 86_400_000, DAY).expired_before == 10
-
-
-def test_a_clock_that_goes_back_expires_nothing_early() -> None:
-    start = Retention().observe(10, T0, DAY)
-    back = start.observe(20, T0 - 3_600_000, DAY)
-    assert back.observe(20, T0 - 3_600_000 + 86_399_999, DAY).expired_before == 0
-    assert back.observe(20, T0 - 3_600_000 + 86_400_000, DAY).expired_before == 10
-
-
-def test_marks_stay_few_however_often_it_is_looked() -> None:
-    seen = Retention()
-    for minute in range(0, 14 * 24 * 60, 5):
-        seen = seen.observe(minute, T0 + minute * 60_000, 7 * DAY)
-    assert max(len(seen.seen), len(seen.expired)) <= 202
-    assert 0 <= (7 * 24 * 60 - seen.expired_before) <= 70, "expiry lags by less than an hour or so"
-    assert Retention.from_bytes(seen.to_bytes()) == seen
-
-
-def test_a_later_frontier_is_recorded_even_if_it_came_soon_after_the_last_one() -> None:
-    seen = Retention().observe(1, T0, DAY).observe(9, T0 + 1, DAY)
-    assert seen.seen == (Mark(T0, 1),)
-    assert seen.observe(9, T0 + 3_600_000, DAY).seen[-1] == Mark(T0 + 3_600_000, 9)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"[]", b"{", b"[" * 100_000, b"\xff", b'{"version":1}', b'{"version":true}',
-     b'{"version":1,"retention_seconds":1,"seen":[[1]],"expired":[]}',
-     b'{"version":1,"retention_seconds":1,"seen":[[1,2.0]],"expired":[]}',
-     b'{"version":1,"retention_seconds":1,"seen":[[1,9],[2,3]],"expired":[]}',
-     b'{"version":1,"retention_seconds":1,"seen":[],"expired":[[1,36893488147419103232]]}',
-     b'{"version":1,"retention_seconds":1,"seen":[],"expired":[[1,-1]]}',
-     b'{"version":1,"retention_seconds":-1,"seen":[],"expired":[]}',
-     b'{"version":1,"retention_seconds":NaN,"seen":[],"expired":[]}',
-     b'{"version":1,"retention_seconds":"7","seen":[],"expired":[]}',
-     b'{"version":1,"retention_seconds":true,"seen":[],"expired":[]}'],
-)  # fmt: skip
-def test_a_damaged_retention_object_is_corrupt(data: bytes) -> None:
-    with pytest.raises((CorruptData, UnsupportedVersion)):
-        Retention.from_bytes(data)
-
-
-def test_a_retention_object_of_another_buffer_deletes_nothing() -> None:
-    """A buffer made anew, or a damaged number: what is not acked cannot have expired."""
-    store = MemoryStore()
-    fill(store, 4, time_ms=T0)
-    plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
-    store.put(retention_path("ingest"), Retention(seen=(Mark(0, 1000),)).to_bytes())
-    before = paths(store)
-
-    with pytest.raises(BufferReplaced, match="1000"):
-        collector(store, 30 * DAY).collect_once()
-
-    assert paths(store) == before
-
-
-def test_negative_times_are_refused() -> None:
-    with pytest.raises(InvalidInput):
-        GarbageCollector(MemoryStore(), grace_seconds=-1)
-    with pytest.raises(InvalidInput):
-        GarbageCollector(MemoryStore(), retention_seconds=-1)
-
-
-def test_a_buffer_without_ranges_gets_no_retention_object() -> None:
-    store = MemoryStore()
-    fill(store, 3, time_ms=T0)
-    collector(store, DAY).collect_once()
-    assert retention_path("ingest") not in paths(store)
-    assert manifest_of(store).entry_count == 3
