@@ -40,11 +40,6 @@ class Bench:
                 return True
         return False
 
-    def show(self, name: str, run: Run, against: Mapping[str, Run]) -> None:
-        """The same without a promise."""
-        ratio, details = self._compare(name, run, against)
-        print(f"  {name:<46} {_times(ratio):>8} (no promise)       {details}", flush=True)
-
     def _compare(self, name: str, run: Run, against: Mapping[str, Run]) -> tuple[float, str]:
         best = best_of({name: run, **against}, self.rounds)
         fastest = min(against, key=best.__getitem__)
