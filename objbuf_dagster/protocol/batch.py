@@ -103,7 +103,7 @@ def _read_compressed(frames: memoryview, zstd: bool, count: int, max_bytes: int)
     if size is None or not is_page(size, count):
         return None
     try:
-        return read_page(frames, size, count, zstd=True)
+        return read_page(frames, count, zstd_of=size)
     except UnreadablePage:
         return None  # several frames, or damage: the long way tells which, and where
 
