@@ -13,11 +13,13 @@ from objbuf_dagster.buffer.manifest_store import (
 )
 from objbuf_dagster.buffer.metrics import Metrics, Snapshot
 from objbuf_dagster.buffer.pending import Durable, WriteHandle
+from objbuf_dagster.buffer.place import BufferPlace
 from objbuf_dagster.buffer.producer import Producer
 
 __all__ = [
     "DEFAULT_DATA_PREFIX",
     "DEFAULT_MANIFEST_PATH",
+    "BufferPlace",
     "BufferState",
     "Consumer",
     "Durable",

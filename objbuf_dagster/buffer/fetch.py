@@ -6,14 +6,26 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX
 from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound, ObjbufError
-from objbuf_dagster.protocol import DEFAULT_MAX_BYTES, BatchDescriptor, ConsumedBatch, decode_batch
+from objbuf_dagster.protocol import (
+    BLOCK_BYTES,
+    DEFAULT_MAX_BYTES,
+    BatchDescriptor,
+    Block,
+    ConsumedBatch,
+    check_batch,
+    decode_batch,
+    iter_batch_arrow,
+)
 from objbuf_dagster.store import Store, check_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def check_location(location: str, data_prefix: str) -> str:
@@ -46,6 +58,17 @@ class FetchHandle:
         """The batch object as it is stored. Raises NotFound, or CorruptData for one outside the buffer or too large."""
         with _named(descriptor):
             return self.store.read(check_location(descriptor.location, self.data_prefix), max_bytes=self.max_bytes)
+
+    def check(self, descriptor: BatchDescriptor, data: bytes) -> Block:
+        """The record block of a fetched batch, checked to the last byte. Raises like `fetch`."""
+        with _named(descriptor):
+            return check_batch(data, max_bytes=self.max_bytes)
+
+    def iter_arrow(self, descriptor: BatchDescriptor, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
+        """The batch as Arrow arrays of about `block_bytes`, one at a time. Raises like `fetch`, perhaps at the end."""
+        data = self.fetch_bytes(descriptor)
+        with _named(descriptor):
+            yield from iter_batch_arrow(data, max_bytes=self.max_bytes, block_bytes=block_bytes)
 
     def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """The decoded batch; the same descriptor gives the same batch every time.

@@ -27,8 +27,9 @@ from objbuf_dagster.buffer.pending import PendingBatch, WriteHandle
 from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError, StorageUnavailable
 from objbuf_dagster.protocol import Compression, Manifest, Metadata
 from objbuf_dagster.protocol.batch import frame_batch
-from objbuf_dagster.protocol.blocks import Buffer, encode_block
+from objbuf_dagster.protocol.blocks import encode_block
 from objbuf_dagster.protocol.model import MAX_U16, MAX_U32
+from objbuf_dagster.protocol.page import Buffer
 from objbuf_dagster.protocol.ulid import BATCH_SUFFIX, new_ulid
 from objbuf_dagster.store import Store, check_path
 

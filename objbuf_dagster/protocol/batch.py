@@ -6,20 +6,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from objbuf_dagster.errors import CorruptData, InvalidInput, UnsupportedCompression, UnsupportedVersion
-from objbuf_dagster.protocol.blocks import (
-    Buffer,
-    UnreadablePage,
-    decode_block,
-    decode_list,
-    encode_block,
-    is_page,
-    read_page,
-)
+from objbuf_dagster.protocol.blocks import decode_block, decode_list, encode_block, is_page, iter_block
 from objbuf_dagster.protocol.model import MAX_U32
+from objbuf_dagster.protocol.page import MAX_PAGE, Buffer, UnreadablePage, iter_page, read_page
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +22,9 @@ Compression = Literal["none", "zstd"]
 
 DEFAULT_MAX_BYTES = 1 << 30
 """The most bytes a batch's record block may have once decompressed, unless the caller says otherwise."""
+
+BLOCK_BYTES = 4 << 20
+"""Decoded data travels in blocks of about this many bytes."""
 
 FOOTER = struct.Struct("<BIH")
 _VERSION = 1
@@ -82,6 +79,75 @@ def decode_batch_arrow(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> p
     frames, zstd, count = _split(data)
     page = _read_compressed(frames, zstd, count, max_bytes)
     return page if page is not None else decode_block(_open(frames, zstd, max_bytes), count, "batch")
+
+
+def iter_batch_arrow(
+    data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES, block_bytes: int = BLOCK_BYTES
+) -> Iterator[pa.Array]:
+    """The same as Arrow arrays of about `block_bytes` each, made one at a time: never all of them at once.
+
+    Damage may show only at the end: what came before it is then not to be believed.
+    """
+    frames, zstd, count = _split(data)
+    size = _stated_size(frames, max_bytes) if zstd else None
+    given = False
+    if size is not None and _is_checkable(size, count):
+        try:
+            for part in iter_page(frames, count, zstd_of=size, block_bytes=block_bytes):
+                given = True
+                yield part
+        except UnreadablePage as error:
+            if given:
+                raise _damage(_open(frames, zstd, max_bytes), count, error) from None
+        else:
+            return
+    yield from iter_block(_open(frames, zstd, max_bytes), count, "batch", block_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A batch's record block that was checked: `count` records fill its `size` bytes exactly.
+
+    stored: the block as it is or, if `zstd`, the one Zstandard frame of it that the batch has.
+    """
+
+    stored: Buffer
+    zstd: bool
+    size: int
+    count: int
+
+
+def check_batch(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Block:
+    """The record block of a batch, checked to the last byte without keeping what it is decoded to.
+
+    Stays compressed if it is one frame that states its size, as producers write it. Raises like `decode_batch`.
+    """
+    frames, zstd, count = _split(data)
+    size = _stated_size(frames, max_bytes) if zstd else None
+    if size is not None and _is_checkable(size, count):
+        try:
+            for _ in iter_page(frames, count, zstd_of=size, block_bytes=BLOCK_BYTES):
+                pass
+            return Block(frames, True, size, count)
+        except UnreadablePage:
+            pass  # several frames, or damage: the long way tells which, and where
+    block = _open(frames, zstd, max_bytes)
+    for _ in iter_block(block, count, "batch", BLOCK_BYTES):
+        pass
+    return Block(block, False, len(block), count)
+
+
+def _is_checkable(size: int, count: int) -> bool:
+    return 0 < count * 4 <= size <= MAX_PAGE
+
+
+def _damage(block: Buffer, count: int, error: UnreadablePage) -> CorruptData:
+    try:
+        for _ in iter_block(block, count, "batch", BLOCK_BYTES):
+            pass
+    except CorruptData as exact:
+        return exact
+    return CorruptData("batch", f"its records cannot be read: {error}")
 
 
 def _split(data: Buffer) -> tuple[memoryview, bool, int]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 from objbuf_dagster.errors import CorruptData, InvalidInput, UnsupportedVersion
-from objbuf_dagster.protocol.blocks import U32, Buffer, offset_of
+from objbuf_dagster.protocol.blocks import U32, offset_of
 from objbuf_dagster.protocol.model import MAX_U16, MAX_U32, MAX_U64, BatchDescriptor, Metadata
+from objbuf_dagster.protocol.page import Buffer
 
 NO_EPOCH = MAX_U64
 """Never the epoch of a manifest, so a consumer that holds it is always fenced."""

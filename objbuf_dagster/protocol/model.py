@@ -36,3 +36,22 @@ class ConsumedBatch:
     sequence: int
     location: str
     metadata: tuple[Metadata, ...] = ()
+
+
+def metadata_runs(items: Sequence[Metadata], count: int) -> list[tuple[Metadata | None, int]]:
+    """Which item covers how many records, in order, of a batch of `count`; None for records before the first item.
+
+    Items come from outside: one that starts after the end covers nothing, and one that starts before its predecessor
+    covers what is left from there on.
+    """
+    runs: list[tuple[Metadata | None, int]] = []
+    current: Metadata | None = None
+    since = 0
+    for item in items:
+        start = min(max(item.start_index, since), count)
+        if start > since:
+            runs.append((current, start - since))
+        current, since = item, start
+    if count > since:
+        runs.append((current, count - since))
+    return runs

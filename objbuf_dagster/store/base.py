@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from objbuf_dagster.errors import CorruptData, InvalidInput, ObjbufError, StorageUnavailable
 
-Payload = bytes | Sequence[bytes]
+Payload = bytes | Sequence[bytes | bytearray | memoryview]
 """An object's bytes, whole or in parts."""
 
 

@@ -187,7 +187,7 @@ def _holds(target: Path, version: str | None) -> bool:
     return version is not None and _version(current) == version
 
 
-def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
+def _write_all(descriptor: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
     """In as few system calls as can be: after each one, a busy interpreter makes us wait for our turn."""
     views = deque(memoryview(part) for part in parts if part)
     while views:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from objbuf_dagster.protocol import decode_batch, decode_batch_arrow
+from objbuf_dagster.protocol import check_batch, decode_batch, decode_batch_arrow, iter_batch_arrow
 
 VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "vectors" / "batch.json").read_text())
 FEW, MANY = 7, 5_000  # walked here, and read by pyarrow
@@ -22,7 +22,26 @@ def _decode_as_list_from_arrow(data: bytes, **options: int) -> list[bytes]:
     return records
 
 
-DECODERS = [pytest.param(decode_batch, id="list"), pytest.param(_decode_as_list_from_arrow, id="arrow")]
+def _decode_in_blocks(data: bytes, **options: int) -> list[bytes]:
+    return [record for part in iter_batch_arrow(data, block_bytes=1 << 12, **options) for record in part.to_pylist()]
+
+
+def _decode_checked(data: bytes, **options: int) -> list[bytes]:
+    """What `check_batch` lets through, from the block that it hands out."""
+    block = check_batch(data, **options)
+    stored = bytes(block.stored) + footer(block.count, compression=int(block.zstd))
+    records = decode_batch(stored, **options)
+    assert block.size == sum(map(len, records)) + 4 * len(records)
+    assert block.count == len(records)
+    return records
+
+
+DECODERS = [
+    pytest.param(decode_batch, id="list"),
+    pytest.param(_decode_as_list_from_arrow, id="arrow"),
+    pytest.param(_decode_in_blocks, id="blocks"),
+    pytest.param(_decode_checked, id="checked"),
+]
 Decoder = Callable[..., list[bytes]]
 
 
