@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' \
 		|| { echo "objbuf-dagster needs Python 3.10 to 3.13: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) install --constraint constraints.txt hatchling editables
+	$(PIP) install --constraint constraints.txt hatchling editables setuptools wheel
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 

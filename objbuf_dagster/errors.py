@@ -153,3 +153,7 @@ class RangeExpired(ObjbufError):
         self.key = key
         self.since_ms = since_ms
         self.retention_seconds = retention_seconds
+
+
+class JobFailed(ObjbufError):
+    """Spark ended a job: a process was killed, memory ran out. Nothing was committed; see what it says, then: retry."""

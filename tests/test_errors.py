@@ -26,6 +26,7 @@ _EXAMPLES: list[ObjbufError] = [
     errors.Fenced(3, 4),
     errors.OutOfOrderAck("7 was expected", expected=7, got=9),
     errors.TimedOut("2 s are over"),
+    errors.JobFailed("Spark ended the job: an executor was killed; nothing was committed: land it again"),
     errors.SequenceGap(5, 8),
     errors.BufferReplaced("next_sequence went from 900 to 2"),
     errors.RangeNotPlanned("00000000000000000005", "run the planner"),

@@ -1,0 +1,168 @@
+"""The data files of a table: those that a landing brings, and those that a version of the table has."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.lake.schema import RANGE_COLUMN
+from objbuf_dagster.ranges import SequenceRange
+
+if TYPE_CHECKING:
+    import deltalake
+    from deltalake.transaction import AddAction
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet")
+_STATS = ("minValues", "maxValues", "nullCount")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file that was written below the table and that no commit names yet.
+
+    path: relative to the table, `_odb_range=<key>/<name>.parquet`: what `LakeTable.new_path` gives.
+    size: in bytes.
+    rows: how many it has.
+    stats: Delta's `minValues`, `maxValues` and `nullCount`, each by column, as far as they are known.
+    """
+
+    path: str
+    size: int
+    rows: int
+    stats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A data file that the table has; `rows` is None for a file of another writer that does not say."""
+
+    range: str
+    path: str
+    size: int
+    rows: int | None
+    stats: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LandedRange:
+    """A range that the table has. One without rows has a file too, so that it is known to have landed."""
+
+    rows: int | None
+    bytes: int
+    files: int
+
+
+def folder_of(range_key: str) -> str:
+    return f"{RANGE_COLUMN}={range_key}"
+
+
+def check_files(range_key: str, files: Collection[DataFile]) -> None:
+    """Refuse what a commit of this range must not name."""
+    SequenceRange.from_key(range_key)
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        if folder != folder_of(range_key) or not _NAME.fullmatch(name):
+            raise InvalidInput(f"not a file of range {range_key}: {file.path[:200]!r}; take its name from new_path()")
+        if file.size <= 0 or file.rows < 0:
+            raise InvalidInput(f"{file.path} cannot have {file.size} bytes and {file.rows} rows")
+        if not set(file.stats) <= set(_STATS):
+            raise InvalidInput(f"stats are {', '.join(_STATS)}, not {sorted(file.stats)}")
+    if len({file.path for file in files}) != len(files):
+        raise InvalidInput(f"the same file is given twice for range {range_key}")
+
+
+def add_action(range_key: str, file: DataFile) -> AddAction:
+    from deltalake.transaction import AddAction
+
+    try:
+        stats = json.dumps({"numRecords": file.rows, **file.stats}, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"the stats of {file.path} cannot be JSON: {error}") from None
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values={RANGE_COLUMN: range_key},
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=stats,
+    )
+
+
+class Snapshot:
+    """What one version of the table has. It never changes: load another to see what happened since."""
+
+    def __init__(self, table: deltalake.DeltaTable) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        self.delta = table
+        self.version = table.version()
+        self._files = pa.table(table.get_add_actions(flatten=False))
+        self._keys = pc.struct_field(self._files["partition"], RANGE_COLUMN)
+
+    def live(self, ranges: Collection[str] | None = None) -> list[LiveFile]:
+        """The files of these ranges, or of all, by range and path."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = self._files.append_column("key", self._keys)
+        if ranges is not None:
+            found = found.filter(pc.is_in(self._keys, pa.array(list(ranges), pa.string())))
+        return sorted((_live(row) for row in found.to_pylist()), key=lambda file: (file.range, file.path))
+
+    def by_range(self) -> dict[str, LandedRange]:
+        """What each range has, by rising key."""
+        import pyarrow as pa
+
+        files = pa.table(
+            {"key": self._keys, "bytes": self._files["size_bytes"], "rows": self._files["num_records"]}
+        ).group_by("key")
+        summed = files.aggregate([("bytes", "sum"), ("bytes", "count"), ("rows", "sum"), ("rows", "count")])
+        return {
+            row["key"]: LandedRange(
+                rows=row["rows_sum"] if row["rows_count"] == row["bytes_count"] else None,
+                bytes=row["bytes_sum"],
+                files=row["bytes_count"],
+            )
+            for row in sorted(summed.to_pylist(), key=lambda row: _order(row["key"]))
+        }
+
+    def overlap(self, range_key: str) -> str | None:
+        """Another range here that has sequences of this one."""
+        wanted = SequenceRange.from_key(range_key)
+        for key in self._keys.unique().to_pylist():
+            start, end = _order(key)
+            if key != range_key and start <= wanted.end and wanted.start <= end:
+                return str(key)
+        return None
+
+
+def _order(key: str) -> tuple[int, int]:
+    start, _, end = key.partition("-")
+    try:
+        return int(start), int(end)
+    except ValueError:
+        raise InvalidInput(
+            f"the table has a partition {key[:80]!r} that is no range: another program writes to it; find out which, "
+            "or give the landing a table of its own"
+        ) from None
+
+
+def _live(row: Mapping[str, Any]) -> LiveFile:
+    columns = {"minValues": "min", "maxValues": "max", "nullCount": "null_count"}
+    stats = {
+        name: {column: value for column, value in (row.get(theirs) or {}).items() if value is not None}
+        for name, theirs in columns.items()
+    }
+    return LiveFile(
+        range=row["key"],
+        path=row["path"],
+        size=row["size_bytes"],
+        rows=row.get("num_records"),
+        stats={name: values for name, values in stats.items() if values},
+    )

@@ -1,0 +1,102 @@
+"""Where a table is: one URL and one set of settings for two libraries.
+
+Tasks write data files through our store (obstore), the driver commits through deltalake; both are built on the same
+Rust crate, so obstore's settings mean the same to deltalake. What differs is done here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.store import LocalStore, MemoryStore, RetryPolicy, Store
+from objbuf_dagster.store.cloud import Credentials
+
+_S3 = ("s3", "s3a")
+_GOOGLE = ("gs",)
+_UNSAFE = re.compile(r"(aws_)?(s3_)?(allow_unsafe_rename|locking_provider|conditional_put)", re.IGNORECASE)
+
+
+def local_root(url: str, store: Store) -> Path | None:
+    """The directory of a table that is one, or None for a bucket. Raises InvalidInput where no table can be."""
+    if isinstance(store, MemoryStore):
+        raise InvalidInput("a table cannot be in memory: give file:///dir, s3://bucket/prefix or a directory")
+    root = store.root if isinstance(store, LocalStore) else None
+    if "%" in (str(root) if root else url):
+        raise InvalidInput("deltalake takes a '%' in a name for something else: give the table a place without one")
+    return root
+
+
+def storage_options(
+    url: str,
+    options: Mapping[str, str],
+    credentials: Credentials | None,
+    *,
+    retry: RetryPolicy,
+    timeout_seconds: float,
+) -> dict[str, str]:
+    """deltalake's `storage_options` for the bucket at `url`; a credential provider is asked each time.
+
+    Raises InvalidInput for credentials that deltalake has no setting for.
+    """
+    scheme = urlsplit(url).scheme
+    found = {**(getattr(credentials, "config", None) or {}), **options}  # as obstore joins them
+    given = {name.lower(): str(value) for name, value in found.items() if not _UNSAFE.fullmatch(name)}
+    if credentials is not None:
+        given.update(_provided(scheme, credentials))
+    given.update(
+        {
+            "allow_http": "true",  # as our store: an http endpoint is the user's choice
+            "timeout": _milliseconds(timeout_seconds),
+            "max_retries": str(retry.attempts - 1),
+            "retry_timeout": _milliseconds(retry.attempts * (timeout_seconds + retry.cap_seconds)),
+            "backoff_config.init_backoff": _milliseconds(retry.base_seconds),
+            "backoff_config.max_backoff": _milliseconds(max(retry.cap_seconds, retry.base_seconds)),
+        }
+    )
+    if scheme in _S3:
+        # If-None-Match on the commit's object is what makes one of two racing commits lose. Said aloud, since the
+        # environment could turn it off.
+        given["aws_conditional_put"] = "etag"
+        given["aws_s3_allow_unsafe_rename"] = "false"
+    return given
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"
+
+
+def _provided(scheme: str, credentials: Credentials) -> dict[str, str]:
+    """What an obstore credential provider gives, as settings."""
+    given: Any = credentials()
+    if inspect.isawaitable(given):
+        if inspect.iscoroutine(given):
+            given.close()
+        raise InvalidInput("a table's credential provider must not be asynchronous: give one that returns a value")
+    if scheme in _S3:
+        names = {
+            "access_key_id": "aws_access_key_id",
+            "secret_access_key": "aws_secret_access_key",
+            "token": "aws_session_token",
+        }
+    elif scheme in _GOOGLE:
+        raise InvalidInput(
+            "deltalake takes no tokens for Google Cloud Storage: give the option service_account_key, or set "
+            "GOOGLE_APPLICATION_CREDENTIALS"
+        )
+    else:
+        names = {
+            "access_key": "azure_storage_account_key",
+            "token": "azure_storage_token",
+            "sas_token": "azure_storage_sas_token",
+        }
+    return {
+        setting: value if isinstance(value, str) else urlencode(value)  # a SAS token may come in pairs
+        for name, setting in names.items()
+        if (value := given.get(name)) is not None
+    }

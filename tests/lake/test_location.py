@@ -1,0 +1,88 @@
+"""Settings and credentials, as deltalake gets them."""
+
+from __future__ import annotations
+
+import pytest
+
+from objbuf_dagster.errors import InvalidInput, StorageError
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.lake.location import storage_options
+from objbuf_dagster.store import RetryPolicy
+from objbuf_dagster.store.cloud import Credentials
+from tests.support.bucket import Answer, fake_bucket
+
+POLICY = RetryPolicy(attempts=4, base_seconds=0.25, cap_seconds=5)
+
+
+def options(url: str, given: dict[str, str], credentials: Credentials | None = None) -> dict[str, str]:
+    return storage_options(url, given, credentials, retry=POLICY, timeout_seconds=1.5)
+
+
+def test_retries_and_timeouts_reach_deltalake() -> None:
+    assert options("gs://bucket/x", {}) == {
+        "allow_http": "true",
+        "timeout": "1500ms",
+        "max_retries": "3",
+        "retry_timeout": "26000ms",
+        "backoff_config.init_backoff": "250ms",
+        "backoff_config.max_backoff": "5000ms",
+    }
+
+
+def test_what_protects_a_commit_cannot_be_switched_off() -> None:
+    found = options(
+        "s3://bucket/x",
+        {
+            "AWS_S3_ALLOW_UNSAFE_RENAME": "true",
+            "conditional_put": "disabled",
+            "aws_s3_locking_provider": "dynamodb",
+            "REGION": "here",
+        },
+    )
+
+    assert found["aws_conditional_put"] == "etag"
+    assert found["aws_s3_allow_unsafe_rename"] == "false"
+    assert found["region"] == "here"
+    assert not {"conditional_put", "aws_s3_locking_provider"} & set(found)
+
+
+class FromAccount:
+    def __init__(self) -> None:
+        self.config = {"region": "of the provider", "endpoint": "http://127.0.0.1:1"}
+
+    def __call__(self) -> dict[str, object]:
+        return {"access_key_id": "id", "secret_access_key": "secret", "token": None, "expires_at": None}
+
+
+def test_a_provider_s_own_settings_count_unless_options_say_otherwise() -> None:
+    found = options("s3://bucket/x", {"region": "ours"}, FromAccount())
+
+    assert (found["region"], found["endpoint"]) == ("ours", "http://127.0.0.1:1")
+    assert (found["aws_access_key_id"], found["aws_secret_access_key"]) == ("id", "secret")
+    assert "aws_session_token" not in found
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "value"),
+    [
+        ({"access_key": "k"}, "azure_storage_account_key", "k"),
+        ({"token": "t", "expires_at": None}, "azure_storage_token", "t"),
+        ({"sas_token": [("sig", "a b"), ("se", "1")]}, "azure_storage_sas_token", "sig=a+b&se=1"),
+    ],
+)
+def test_azure_s_credentials_have_their_settings(given: dict[str, object], setting: str, value: str) -> None:
+    assert options("az://container/x", {}, lambda: given)[setting] == value
+
+
+def test_google_s_tokens_are_refused_with_what_works() -> None:
+    with pytest.raises(InvalidInput, match="service_account_key"):
+        options("gs://bucket/x", {}, lambda: {"token": "t", "expires_at": None})
+
+
+def test_google_and_azure_are_asked_at_the_right_place() -> None:
+    with fake_bucket() as bucket:
+        bucket.fail(Answer(403))
+        azure = {"account_name": "account", "account_key": "a2V5", "endpoint": bucket.endpoint}
+        for url, settings in (("gs://bucket/lake", bucket.google_options), ("az://container/lake", azure)):
+            with pytest.raises(StorageError, match=f"access denied.*{url}.*{bucket.endpoint}"):
+                LakeTable(url, options=settings).version()
