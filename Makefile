@@ -19,6 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --constraint constraints.txt hatchling editables setuptools wheel
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(BIN)/python -m objbuf_dagster.spark.java
 	@touch $@
 
 test: $(STAMP) ## run the tests; ARGS='-k name' picks some

@@ -25,8 +25,8 @@ def main(quick: bool) -> bool:
     batches = Bench(quick, rounds=5)
     manifests = Bench(quick, rounds=40)
     kept = [
-        _batch(batches, 200, _log_line, most=2.5),
-        _batch(batches, 20, _sample, most=6),
+        _batch(batches, 200, log_line, most=2.5),
+        _batch(batches, 20, sample, most=6),
         _manifest(manifests),
     ]
     return all(kept)
@@ -58,7 +58,7 @@ def _batch(bench: Bench, size: int, record: Callable[[random.Random], bytes], *,
     )
 
 
-def _log_line(rng: random.Random) -> bytes:
+def log_line(rng: random.Random) -> bytes:
     """200 bytes of JSON as services log it: half of it the same in every line, half of it not."""
     message = " ".join(rng.choices(_WORDS, k=8))
     line = (
@@ -69,7 +69,7 @@ def _log_line(rng: random.Random) -> bytes:
     return line[:198].ljust(198, ".").encode() + b'"}'
 
 
-def _sample(rng: random.Random) -> bytes:
+def sample(rng: random.Random) -> bytes:
     return b'{"i":%07d,"v":%02d}' % (rng.randrange(10**7), min(int(rng.expovariate(0.1)), 99))
 
 

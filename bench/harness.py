@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 Run = Callable[[], object]
@@ -30,7 +30,7 @@ class Bench:
 
     def promise(self, name: str, run: Run, against: Mapping[str, Run], most: float) -> bool:
         """Print how `run` compares with the fastest of `against`, and whether that is at most `most` times it."""
-        bound = most * (_QUICK_SLACK if self.quick else 1)
+        bound = most * self._slack
         for attempt in range(1, _ATTEMPTS + 1):
             ratio, details = self._compare(name, run, against)
             kept = ratio <= bound
@@ -39,6 +39,31 @@ class Bench:
             if kept:
                 return True
         return False
+
+    def promise_all(self, runs: Mapping[str, Run], promises: Iterable[tuple[str, str, float]]) -> bool:
+        """The same for many runs that take long: all are measured together, and again only if a promise is missed.
+
+        Each promise is `(name, against, most)`: the first takes at most so many times the time of the second.
+        """
+        best: dict[str, float] = {}
+        for attempt in range(1, _ATTEMPTS + 1):
+            for name, seconds in best_of(runs, self.rounds).items():
+                best[name] = min(seconds, best.get(name, seconds))
+            kept = all(best[name] <= most * self._slack * best[other] for name, other, most in promises)
+            if kept or attempt == _ATTEMPTS or self.quick:
+                break
+            print("  a ratio is missed: measuring again", flush=True)
+        for name, seconds in best.items():
+            print(f"  {name:<46} {seconds:>8.2f} s")
+        for name, other, most in promises:
+            ratio, bound = best[name] / best[other], most * self._slack
+            verdict = "OK" if ratio <= bound else "MISSED"
+            print(f"  {name} takes {ratio:.3f} of at most {bound:.3f} times: {other}  {verdict}", flush=True)
+        return kept
+
+    @property
+    def _slack(self) -> float:
+        return _QUICK_SLACK if self.quick else 1
 
     def _compare(self, name: str, run: Run, against: Mapping[str, Run]) -> tuple[float, str]:
         best = best_of({name: run, **against}, self.rounds)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from objbuf_dagster.protocol import (
     BatchDescriptor,
     Block,
     ConsumedBatch,
+    PlannedBatch,
     check_batch,
     decode_batch,
     iter_batch_arrow,
@@ -26,6 +29,11 @@ from objbuf_dagster.store import Store, check_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_FETCHERS = 8
+_AHEAD_BYTES = 16 << 20
+"""Stored bytes fetched ahead of the batch that is being read, so that small ones are not waited for one by one."""
 
 
 def check_location(location: str, data_prefix: str) -> str:
@@ -64,9 +72,28 @@ class FetchHandle:
         with _named(descriptor):
             return check_batch(data, max_bytes=self.max_bytes)
 
-    def iter_arrow(self, descriptor: BatchDescriptor, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-        """The batch as Arrow arrays of about `block_bytes`, one at a time. Raises like `fetch`, perhaps at the end."""
-        data = self.fetch_bytes(descriptor)
+    def fetch_ahead(self, batches: Sequence[PlannedBatch]) -> Iterator[tuple[PlannedBatch, bytes]]:
+        """Each batch as it is stored, in order, with the small ones behind it on their way already."""
+        waiting: deque[tuple[PlannedBatch, Future[bytes]]] = deque()
+        ahead = 0
+        left = deque(batches)
+        pool = ThreadPoolExecutor(_FETCHERS)
+        try:
+            while waiting or left:
+                while left and (not waiting or ahead + _weight(left[0]) <= _AHEAD_BYTES):
+                    batch = left.popleft()
+                    ahead += _weight(batch)
+                    waiting.append((batch, pool.submit(self.fetch_bytes, batch.descriptor)))
+                batch, data = waiting.popleft()
+                ahead -= _weight(batch)
+                yield batch, data.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def iter_arrow(
+        self, descriptor: BatchDescriptor, data: bytes, block_bytes: int = BLOCK_BYTES
+    ) -> Iterator[pa.Array]:
+        """A fetched batch as Arrow arrays of about `block_bytes`, one at a time. Raises like `fetch`, perhaps late."""
         with _named(descriptor):
             yield from iter_batch_arrow(data, max_bytes=self.max_bytes, block_bytes=block_bytes)
 
@@ -85,6 +112,10 @@ class FetchHandle:
             self.metrics.count(m.BYTES_COLLECTED, len(data))
             self.metrics.observe(m.FETCH_DURATION_SECONDS, time.perf_counter() - started)
         return ConsumedBatch(entries, descriptor.sequence, descriptor.location, descriptor.metadata)
+
+
+def _weight(batch: PlannedBatch) -> int:
+    return _AHEAD_BYTES if batch.size is None else batch.size
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ import click
 
 from objbuf_dagster import __version__
 from objbuf_dagster.cli.inspect import manifest, stat
+from objbuf_dagster.cli.lake import lake
+from objbuf_dagster.cli.land import land
 from objbuf_dagster.cli.produce import produce
 from objbuf_dagster.cli.ranges import ranges
 from objbuf_dagster.cli.shared import DEBUG_VARIABLE, debugging, examples
@@ -134,5 +136,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (produce, tail, stat, manifest, ranges, gc, ack):
+for _command in (produce, tail, stat, manifest, ranges, land, lake, gc, ack):
     main.add_command(_command)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
-from objbuf_dagster.cli.shared import Buffer, at_least_zero, buffer_options, buffer_url, examples, say
-from objbuf_dagster.cli.text import duration, plural, size
+from objbuf_dagster.cli.shared import Buffer, Command, at_least_zero, buffer_options, buffer_url, examples, say
+from objbuf_dagster.cli.text import duration, plural, size, utc
 
 if TYPE_CHECKING:
     from objbuf_dagster.protocol import Manifest, RangeObject
@@ -19,6 +19,44 @@ if TYPE_CHECKING:
 MAX_BATCHES = 1_000
 MAX_BYTES = 1 << 30
 MAX_WAIT = 10.0
+
+
+def limit_options(max_wait: float) -> Callable[[Command], Command]:
+    """The options that say where a range is cut, with this default for how long a batch may wait."""
+
+    def decorate(command: Command) -> Command:
+        for option in (
+            click.option(
+                "--max-wait",
+                metavar="SECONDS",
+                type=float,
+                callback=at_least_zero,
+                default=max_wait,
+                show_default=True,
+                help="Age of the oldest waiting batch at which it is planned although the range is not full; 0 plans "
+                "all.",
+            ),
+            click.option(
+                "--max-bytes",
+                metavar="BYTES",
+                type=click.IntRange(min=1),
+                default=MAX_BYTES,
+                show_default=True,
+                help="Bytes of its objects, at the most; a larger batch has a range of its own.",
+            ),
+            click.option(
+                "--max-batches",
+                metavar="N",
+                type=click.IntRange(min=1),
+                default=MAX_BATCHES,
+                show_default=True,
+                help="Batches in a range, at the most.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 @click.group(invoke_without_command=True, epilog=examples("objbuf ranges list file:///tmp/buffer"))
@@ -37,31 +75,7 @@ def ranges(ctx: click.Context) -> None:
     )
 )
 @buffer_url
-@click.option(
-    "--max-batches",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=MAX_BATCHES,
-    show_default=True,
-    help="Batches in a range, at the most.",
-)
-@click.option(
-    "--max-bytes",
-    metavar="BYTES",
-    type=click.IntRange(min=1),
-    default=MAX_BYTES,
-    show_default=True,
-    help="Bytes of its objects, at the most; a larger batch has a range of its own.",
-)
-@click.option(
-    "--max-wait",
-    metavar="SECONDS",
-    type=float,
-    callback=at_least_zero,
-    default=MAX_WAIT,
-    show_default=True,
-    help="Age of the oldest waiting batch at which it is planned although the range is not full; 0 plans all.",
-)
+@limit_options(MAX_WAIT)
 @click.option("--max-ranges", metavar="N", type=click.IntRange(min=1), help="Ranges to plan.  [default: no limit]")
 @click.option("--skip-gap", is_flag=True, help="Go on behind sequences that were dequeued before they were planned.")
 @click.option("--dry-run", is_flag=True, help="Print what would be planned, and write nothing.")
@@ -203,12 +217,5 @@ def _print_table(found: list[RangeObject], frontier: int) -> None:
         remark = f", {plural(missing, 'batch')} missing" if missing else ""
         say(
             f"{range_of(planned).key:<{width}}  {len(planned.batches):>7}  {size(planned.size):>10}  "
-            f"{_utc(planned.planned_at_ms):<20}  {_state(planned, frontier)}{remark}"
+            f"{utc(planned.planned_at_ms):<20}  {_state(planned, frontier)}{remark}"
         )
-
-
-def _utc(time_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return f"{time_ms} ms"

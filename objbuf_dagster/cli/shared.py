@@ -1,4 +1,4 @@
-"""What all commands have in common: the buffer they work on, notes on stderr, asking first."""
+"""What all commands have in common: the buffer or table they work on, notes on stderr, asking first."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from objbuf_dagster.cli.text import hide_secret, printable, redact
 
 if TYPE_CHECKING:
     from objbuf_dagster.buffer import ManifestStore
+    from objbuf_dagster.lake import LakeTable
     from objbuf_dagster.protocol import Manifest
     from objbuf_dagster.ranges import RangeLedger
     from objbuf_dagster.store import Store
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 MANIFEST_PATH = "ingest/manifest"
 DATA_PREFIX = "ingest"
 
+TABLE = "entries"
+
 DEBUG_VARIABLE = "OBJBUF_DEBUG"
+
+_STORE_OPTION = (
+    "A setting of the bucket's store, as obstore names it: endpoint, region, ... Credentials are better left to the "
+    "environment (AWS_ACCESS_KEY_ID, ...): other users of this machine can see a command line."
+)
 
 Command = Callable[..., Any]
 
@@ -44,7 +52,7 @@ class Buffer:
         from objbuf_dagster.store import check_path, open_store
 
         _quieten_logging()
-        scheme = self.url.partition("://")[0].lower() if "://" in self.url else "file"
+        scheme = scheme_of(self.url)
         if scheme == "memory":
             raise click.ClickException("a memory:// buffer would be gone when this command ends: use a directory")
         if self.options and scheme == "file":
@@ -90,6 +98,31 @@ class Buffer:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A table of a lake as the command line names it."""
+
+    url: str
+    table: str = TABLE
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def open(self) -> LakeTable:
+        """Its table; nothing is read yet. Raises InvalidInput."""
+        from objbuf_dagster.lake import LakeTable
+        from objbuf_dagster.store import check_path, open_store
+
+        _quieten_logging()
+        if self.options and scheme_of(self.url) == "file":
+            raise click.UsageError("options are for buckets: a lake in a directory has no settings, leave them out")
+        open_store(self.url, options=self.options)  # what is wrong with it is easier told without the table's name
+        check_path(self.table)
+        return LakeTable(f"{self.url}{'' if self.url.endswith('/') else '/'}{self.table}", options=self.options)
+
+
+def scheme_of(url: str) -> str:
+    return url.partition("://")[0].lower() if "://" in url else "file"
+
+
 def buffer_url(command: Command) -> Command:
     """The first argument of every command; goes on top."""
     return click.argument("url", metavar="URL")(command)
@@ -102,17 +135,9 @@ def buffer_options(command: Command) -> Command:
     def run(url: str, manifest_path: str, data_prefix: str, options: dict[str, str], **rest: Any) -> Any:
         return command(Buffer(url, manifest_path, data_prefix, options), **rest)
 
+    decorated: Command = run
     for decorate in (
-        click.option(
-            "--option",
-            "options",
-            metavar="KEY=VALUE",
-            multiple=True,
-            callback=_parse_options,
-            help="A setting of the bucket's store, as obstore names it: endpoint, region, ... May be repeated. "
-            "Credentials are better left to the environment (AWS_ACCESS_KEY_ID, ...): other users of this machine "
-            "can see a command line.",
-        ),
+        store_option("--option", "options", _STORE_OPTION),
         click.option(
             "--data-prefix",
             metavar="PATH",
@@ -128,20 +153,57 @@ def buffer_options(command: Command) -> Command:
             help="The manifest's path below the URL.",
         ),
     ):
-        run = decorate(run)
-    return run
+        decorated = decorate(decorated)
+    return decorated
 
 
-def _parse_options(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    options = {}
-    for number, item in enumerate(given, 1):
-        key, equals, value = item.partition("=")
-        if not (key and equals):
-            message = f"the {_ordinal(number)} --option is not KEY=VALUE, for example --option region=eu-central-1"
-            raise click.BadParameter(message)  # without what was given: it may be a secret
-        hide_secret(key, value)
-        options[key] = value
-    return options
+table_option = click.option(
+    "--table",
+    metavar="PATH",
+    default=TABLE,
+    show_default=True,
+    help="The table's folder, below the lake's URL.",
+)
+
+
+def lake_options(command: Command) -> Command:
+    """The options that say more about a lake's table; hands it to the command as its first argument."""
+
+    @functools.wraps(command)
+    def run(url: str, table: str, options: dict[str, str], **rest: Any) -> Any:
+        return command(Lake(url, table, options), **rest)
+
+    return table_option(store_option("--option", "options", _STORE_OPTION)(run))
+
+
+def store_option(flag: str, name: str, about: str) -> Callable[[Command], Command]:
+    """An option KEY=VALUE for a store; the command gets a mapping."""
+    return click.option(
+        flag,
+        name,
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=key_values("region=eu-central-1"),
+        help=f"{about} May be repeated.",
+    )
+
+
+def key_values(example: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
+    """A callback that makes a mapping of KEY=VALUE options, and remembers those that are secrets."""
+
+    def parse(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+        flag = option.opts[0]
+        values = {}
+        for number, item in enumerate(given, 1):
+            key, equals, value = item.partition("=")
+            if not (key and equals):
+                message = f"the {_ordinal(number)} {flag} is not KEY=VALUE, for example {flag} {example}"
+                raise click.BadParameter(message)  # without what was given: it may be a secret
+            hide_secret(key, value)
+            values[key] = value
+        return values
+
+    return parse
 
 
 def _ordinal(number: int) -> str:

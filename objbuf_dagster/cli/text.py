@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 
 _USER_IN_URL = re.compile(r"//[^/\s@'\"]+@")
 _SECRET_IN_QUERY = re.compile(
@@ -63,3 +64,11 @@ def plural(number: int, noun: str) -> str:
         return f"1 {noun}"
     many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number} {many}"
+
+
+def utc(time_ms: int) -> str:
+    """A time in milliseconds since 1970, to the second."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ms} ms"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from objbuf_dagster.lake.files import DataFile, LandedRange, LiveFile
+from objbuf_dagster.lake.files import DataFile, LandedRange, LiveFile, folder_of
 from objbuf_dagster.lake.schema import ENTRIES, RANGE_COLUMN, Column, ColumnType, TableSchema
 from objbuf_dagster.lake.table import Commit, LakeTable
 from objbuf_dagster.lake.upkeep import LakeStat, Landing, MaintainReport, maintain, stat
@@ -21,6 +21,7 @@ __all__ = [
     "LiveFile",
     "MaintainReport",
     "TableSchema",
+    "folder_of",
     "maintain",
     "stat",
 ]

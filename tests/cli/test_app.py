@@ -13,9 +13,14 @@ import pytest
 
 from objbuf_dagster import __version__, buffer, ranges
 from objbuf_dagster.buffer import gc
-from objbuf_dagster.cli import main, shared, upkeep
+from objbuf_dagster.cli import cluster, main, shared, upkeep
+from objbuf_dagster.cli import lake as lake_command
 from objbuf_dagster.cli import ranges as ranges_command
+from objbuf_dagster.cli.cluster import reason
 from objbuf_dagster.cli.text import duration, plural, printable, redact, size
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.lake.upkeep import DEFAULT_RETENTION, SHORTEST_RETENTION
+from objbuf_dagster.spark.session import DEFAULT_MASTER
 from tests.cli.commands import COMMAND, environment, error, fill, ok, one_line, run
 from tests.support.s3 import S3Location
 
@@ -63,11 +68,13 @@ def test_every_example_runs(example: str, tmp_path: Path, request: pytest.Fixtur
         }
         fill(s3.open(), [b"a"])
         ok("ranges", "plan", s3.url, *as_arguments(s3), "--max-wait", "0")
-        line = line.replace("s3://my-bucket/events", s3.url)
+        LakeTable(f"{s3.url}/lake/entries", options=s3.options).commit("000000000000-000000000000", [], epoch=1)
+        line = line.replace("s3://my-bucket/events", s3.url).replace("s3://my-bucket/lake", f"{s3.url}/lake")
     else:
         fill(tmp_path, [b"a"])
         ok("ranges", "plan", tmp_path, "--max-wait", "0")
-        line = line.replace("/tmp/buffer", str(tmp_path))  # noqa: S108  what the help says
+        LakeTable(tmp_path / "lake" / "entries").commit("000000000000-000000000000", [], epoch=1)
+        line = line.replace("/tmp/buffer", str(tmp_path)).replace("/tmp/lake", f"{tmp_path}/lake")  # noqa: S108  as in the help
     assert line != example
     (tmp_path / "access.log").write_bytes(b"one\ntwo\n")
     shim = tmp_path / "bin" / "objbuf"
@@ -82,7 +89,7 @@ def test_every_example_runs(example: str, tmp_path: Path, request: pytest.Fixtur
         env=environment(PATH=path, PYTHONPATH=os.getcwd(), **more),
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
@@ -93,7 +100,7 @@ def test_version_is_the_packages() -> None:
     assert ok("--version") == f"objbuf {__version__}\n"
 
 
-@pytest.mark.parametrize("path", [(), ("ranges",), ("manifest",)])
+@pytest.mark.parametrize("path", [(), ("ranges",), ("manifest",), ("lake",)])
 def test_group_alone_shows_its_help(path: tuple[str, ...]) -> None:
     assert ok(*path) == ok(*path, "--help")
 
@@ -102,7 +109,8 @@ def test_help_imports_nothing_heavy() -> None:
     code = "import sys; from objbuf_dagster.cli import main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
 
-    heavy = {"pyarrow", "obstore", "zstandard", "logging", "objbuf_dagster.buffer", "objbuf_dagster.store"}
+    heavy = {"pyarrow", "obstore", "zstandard", "deltalake", "pyspark", "logging"}
+    heavy |= {f"objbuf_dagster.{part}" for part in ("buffer", "store", "lake", "spark")}
     assert heavy.isdisjoint(done.stdout.split())
 
 
@@ -112,6 +120,9 @@ def test_defaults_are_the_librarys() -> None:
     assert shared.MANIFEST_PATH == buffer.DEFAULT_MANIFEST_PATH
     assert shared.DATA_PREFIX == buffer.DEFAULT_DATA_PREFIX
     assert upkeep.GRACE_SECONDS == gc.DEFAULT_GRACE_SECONDS
+    assert cluster.MASTER == DEFAULT_MASTER
+    assert DEFAULT_RETENTION.total_seconds() == lake_command.RETENTION
+    assert SHORTEST_RETENTION.total_seconds() == lake_command.SHORTEST_RETENTION
     assert (
         limits.max_batches,
         limits.max_bytes,
@@ -268,3 +279,19 @@ def test_text_for_people() -> None:
     ]
     assert printable("a\x1b\u202e\n\ud800é") == "a\\x1b\\u202e\\n\\ud800é"
     assert redact("GET https://me:pw@host/x?sv=1&sig=abc%3D done") == "GET https://...@host/x?sv=1&sig=... done"
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            "An error occurred while calling o1.x.\n: org.apache.spark.SparkException: Boom\n\tat a.b",
+            "SparkException: Boom",
+        ),
+        ("[CONF.BAD] no\n\nJVM stacktrace:\njava.lang.X\n\tat y", "[CONF.BAD] no"),
+        ("", "RuntimeError"),
+        ("x" * 1000, "x" * 300 + "..."),
+    ],
+)
+def test_what_spark_says_is_one_line(said: str, line: str) -> None:
+    assert reason(RuntimeError(said)) == line

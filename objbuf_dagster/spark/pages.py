@@ -1,0 +1,213 @@
+"""Batches as rows of a Parquet file, without decoding them: the block of a batch is written as a page, as it is.
+
+A file of table `entries` is a list of row groups, each of about 64 MiB of records from one batch or many. In a row
+group, column `entry` is a page per batch, with the small columns (columns.py) beside it.
+
+The rule. A block goes in as it is if it is one Zstandard frame of 64 KiB to 128 MiB of records, in a window that every
+reader takes. Otherwise it is encoded again, from the decompressed block:
+
+- uncompressed blocks, several frames, frames that do not state their size, larger windows: compressed, as a page;
+- smaller blocks: gathered with their neighbours, in order, into pages of about 1 MiB;
+- larger blocks: cut between records into pages of about 16 MiB, and so into row groups of sensible size.
+
+Whoever adds a block has checked it (`check_batch`); nothing is looked at again here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from objbuf_dagster import __version__
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.protocol import BatchDescriptor, Block
+from objbuf_dagster.protocol.blocks import iter_block
+from objbuf_dagster.protocol.page import BINARY, I32, I64, LIST, MAX_PAGE, STRUCT, Buffer, bytes_of, elements, thrift
+from objbuf_dagster.spark.columns import (
+    COLUMNS,
+    DATA_PATH,
+    ENTRY,
+    INDEX,
+    MANIFEST_PATH,
+    METADATA,
+    SEQUENCE,
+    TIME,
+    Bounds,
+    Chunk,
+    Column,
+    Runs,
+    Span,
+    chunk_of_indices,
+    chunk_of_runs,
+)
+
+LEAST_PAGE = 64 << 10
+MOST_PAGE = 128 << 20
+GATHERED_PAGE = 1 << 20
+CUT_PAGE = 16 << 20
+ROW_GROUP = 64 << 20
+
+_LARGEST_WINDOW = 1 << 27  # more is refused by Zstandard's streaming readers, and so by Spark
+_ZSTD_LEVEL = 1
+_LARGEST_SEQUENCE = 2**63 - 1
+
+
+class EntriesFile:
+    """A Parquet file of `entries` in the making, as parts: blocks are not copied.
+
+    Add batches in rising order, then `finish`. Holds what was added until then.
+    """
+
+    def __init__(self, manifest_path: str) -> None:
+        import zstandard
+
+        self.rows = 0
+        self.size = 4
+        self._manifest_path = manifest_path.encode()
+        self._compress = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress
+        self._parts: list[Buffer] = [b"PAR1"]
+        self._groups: list[bytes] = []
+        self._bounds: dict[Column, Bounds] = {}
+        self._start_group()
+
+    def _start_group(self) -> None:
+        self._entry = Chunk(ENTRY)
+        self._spans: list[Span] = []
+        self._gathered: list[Buffer] = []
+        self._gathered_size = self._gathered_rows = 0
+
+    def add(self, batch: BatchDescriptor, block: Block) -> None:
+        """The rows of one more batch. Raises InvalidInput for what no row can hold."""
+        if batch.sequence > _LARGEST_SEQUENCE:
+            raise InvalidInput(f"sequence {batch.sequence} does not fit into a table's column of 64 bits with a sign")
+        if not block.count:
+            return
+        if goes_in_as_it_is(block):
+            self._end_gathering()
+            self._add_page(block.stored, block.size, block.count)
+            self._add_rows(Span(batch, 0, block.count, block.count))
+            return
+        raw = memoryview(_decompressed(block))
+        if len(raw) > MOST_PAGE:
+            self._add_cut(batch, raw, block.count)
+            return
+        self._gathered.append(raw)
+        self._gathered_size += len(raw)
+        self._gathered_rows += block.count
+        if self._gathered_size >= GATHERED_PAGE:
+            self._end_gathering()
+        self._add_rows(Span(batch, 0, block.count, block.count))
+
+    def _add_cut(self, batch: BatchDescriptor, raw: memoryview, count: int) -> None:
+        self._end_gathering()
+        at = first = 0
+        for records in iter_block(raw, count, "batch", CUT_PAGE):
+            size = bytes_of(records)
+            if size > MAX_PAGE:
+                raise InvalidInput(f"sequence {batch.sequence}: entry {first} has 2 GiB or more, and a row cannot")
+            self._add_page(self._compress(raw[at : at + size]), size, len(records))
+            self._add_rows(Span(batch, first, len(records), count))
+            at += size
+            first += len(records)
+
+    def _end_gathering(self) -> None:
+        if self._gathered:
+            page = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
+            self._add_page(self._compress(page), len(page), self._gathered_rows)
+            self._gathered.clear()
+            self._gathered_size = self._gathered_rows = 0
+
+    def _add_page(self, stored: Buffer, size: int, count: int) -> None:
+        self._entry.add_page(stored, size, count)
+
+    def _add_rows(self, span: Span) -> None:
+        self._spans.append(span)
+        self.rows += span.count
+        if self._entry.size >= ROW_GROUP:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        self._end_gathering()
+        spans = self._spans
+        if not spans:
+            return
+        items = [run for span in spans for run in span.metadata()]
+        rows = sum(span.count for span in spans)
+        runs: dict[Column, Runs] = {
+            SEQUENCE: [(span.batch.sequence, span.count) for span in spans],
+            TIME: [(item.ingestion_time_ms if item else None, count) for item, count in items],
+            MANIFEST_PATH: [(self._manifest_path, rows)],
+            DATA_PATH: [(span.batch.location.encode(), span.count) for span in spans],
+            METADATA: [(item.payload if item else None, count) for item, count in items],
+        }
+        chunks = {column: chunk_of_runs(column, runs[column], self._compress) for column in runs}
+        chunks |= {INDEX: chunk_of_indices(spans, self._compress), ENTRY: self._entry}
+        self._append_group([chunks[column] for column in COLUMNS], rows)
+        self._start_group()
+
+    def _append_group(self, chunks: list[Chunk], rows: int) -> None:
+        """In the order of the columns: Spark takes the place of the first for that of the row group."""
+        start, columns = self.size, []
+        for chunk in chunks:
+            columns.append(chunk.metadata(self.size))
+            self._parts += chunk.parts
+            self.size += chunk.stored
+            self._bounds[chunk.column] = self._bounds.get(chunk.column, Bounds()) | chunk.bounds
+        self._groups.append(
+            thrift(
+                (1, LIST, elements(STRUCT, columns)),
+                (2, I64, sum(chunk.size for chunk in chunks)),
+                (3, I64, rows),
+                (5, I64, start),
+                (6, I64, self.size - start),
+            )
+        )
+
+    def finish(self) -> list[Buffer]:
+        """The whole file, in parts."""
+        self._end_group()
+        root = thrift((4, BINARY, b"entries"), (5, I32, len(COLUMNS)))
+        by_type = thrift((1, STRUCT, thrift()))  # numbers are ordered as numbers, so statistics may be trusted
+        footer = thrift(
+            (1, I32, 2),
+            (2, LIST, elements(STRUCT, [root, *(column.schema_element() for column in COLUMNS)])),
+            (3, I64, self.rows),
+            (4, LIST, elements(STRUCT, self._groups)),
+            (6, BINARY, f"objbuf-dagster version {__version__}".encode()),
+            (7, LIST, elements(STRUCT, [by_type] * len(COLUMNS))),
+        )
+        end = footer + struct.pack("<I", len(footer)) + b"PAR1"
+        self._parts.append(end)
+        self.size += len(end)
+        return self._parts
+
+    @property
+    def size_so_far(self) -> int:
+        """Bytes that it would have if it were finished now, more or less: what it holds in memory."""
+        return self.size + self._entry.stored + self._gathered_size
+
+    def statistics(self) -> Mapping[str, Any]:
+        """What Delta's log says of the file; complete after `finish`."""
+        return {
+            "minValues": {c.name: b.least for c, b in self._bounds.items() if b.least is not None},
+            "maxValues": {c.name: b.most for c, b in self._bounds.items() if b.most is not None},
+            "nullCount": {c.name: b.nulls for c, b in self._bounds.items()},
+        }
+
+
+def goes_in_as_it_is(block: Block) -> bool:
+    """The rule above."""
+    import zstandard
+
+    if not block.zstd or not LEAST_PAGE <= block.size <= MOST_PAGE:
+        return False
+    return bool(zstandard.get_frame_parameters(block.stored).window_size <= _LARGEST_WINDOW)
+
+
+def _decompressed(block: Block) -> Buffer:
+    import pyarrow as pa
+
+    if not block.zstd:
+        return block.stored
+    return memoryview(pa.decompress(block.stored, decompressed_size=block.size, codec="zstd"))

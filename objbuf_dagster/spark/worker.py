@@ -1,0 +1,121 @@
+"""What a landing's tasks do: fetch the batches of their share, check them, write them as Parquet files.
+
+Runs on executors, which may have this package only as a shipped archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from objbuf_dagster.buffer import FetchHandle
+from objbuf_dagster.errors import ObjbufError
+from objbuf_dagster.lake import DataFile, folder_of
+from objbuf_dagster.protocol import PlannedBatch
+from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.spark.pages import EntriesFile
+from objbuf_dagster.spark.tasks import numbers
+from objbuf_dagster.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FILE_NAME = re.compile(r"/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{8}\.parquet$")
+"""A file's name tells its first and last sequence and the job that wrote it; the rest makes it unlike any other."""
+
+_FILE_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one task does: some neighbouring batches of one range."""
+
+    range: SequenceRange
+    batches: tuple[PlannedBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a task did: the files it wrote and the batches in them, or why it could not."""
+
+    range: SequenceRange
+    batches: int = 0
+    files: tuple[DataFile, ...] = ()
+    bytes_read: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    error: ObjbufError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The function that Spark runs: each row is the number of a share, and gives one report."""
+
+    shares: tuple[bytes, ...]
+    fetcher: FetchHandle
+    manifest_path: str
+    store: Store
+    job: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for number in numbers(batches):
+            report = self.do(pickle.loads(self.shares[number]))  # noqa: S301  the driver made it
+            yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
+
+    def do(self, share: Share) -> Report:
+        """Errors of ours become the range's: those of Spark would stop all other ranges too, and hide what they say."""
+        clock = _Clock()
+        files: list[DataFile] = []
+        bytes_read = 0
+        try:
+            file, first = EntriesFile(self.manifest_path), share.batches[0].descriptor.sequence
+            for batch, data in clock.each("fetch", self.fetcher.fetch_ahead(share.batches)):
+                bytes_read += len(data)
+                with clock.on("check"):
+                    block = self.fetcher.check(batch.descriptor, data)
+                with clock.on("build"):
+                    file.add(batch.descriptor, block)
+                if file.size_so_far >= _FILE_BYTES or batch is share.batches[-1]:
+                    with clock.on("write"):
+                        files += self._written(file, share.range, first, batch.descriptor.sequence)
+                    file, first = EntriesFile(self.manifest_path), batch.descriptor.sequence + 1
+        except ObjbufError as error:
+            return Report(share.range, error=error)
+        return Report(share.range, len(share.batches), tuple(files), bytes_read, clock.spent)
+
+    def _written(self, file: EntriesFile, key: SequenceRange, first: int, last: int) -> list[DataFile]:
+        if not file.rows:
+            return []
+        parts = file.finish()
+        path = f"{folder_of(key.key)}/{first:012d}-{last:012d}-{self.job}-{uuid.uuid4().hex[:8]}.parquet"
+        self.store.put(path, parts)
+        return [DataFile(path, file.size, file.rows, file.statistics())]
+
+
+class _Clock:
+    """Seconds spent, by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.spent[what] = self.spent.get(what, 0) + time.perf_counter() - started
+
+    def each(self, what: str, items: Iterable[Any]) -> Iterator[Any]:
+        iterator = iter(items)
+        while True:
+            with self.on(what):
+                item = next(iterator, None)
+            if item is None:
+                return
+            yield item

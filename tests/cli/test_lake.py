@@ -1,0 +1,133 @@
+"""`objbuf lake`: what a table has, and keeping it small. No Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from objbuf_dagster.lake import LakeTable
+from tests.cli.commands import error, files_in, ok, one_line, run
+from tests.lake.landings import key, land, sequences
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LakeTable:
+    """Two ranges, the first of which landed twice."""
+    table = LakeTable(tmp_path / "lake" / "entries")
+    for number in (0, 0, 1):
+        land(table, key(number))
+    return table
+
+
+def lake_of(table: LakeTable) -> Path:
+    assert table.root is not None
+    return table.root.parent
+
+
+def orphan(table: LakeTable) -> Path:
+    """What a killed landing leaves, two hours old."""
+    assert table.root is not None
+    path = table.new_path(key(5))
+    table.store.put(path, b"12345")
+    file = table.root / path
+    os.utime(file, (file.stat().st_atime - 7200, file.stat().st_mtime - 7200))
+    return file
+
+
+def test_stat_shows_what_the_table_has(table: LakeTable) -> None:
+    lines = ok("lake", "stat", lake_of(table)).splitlines()
+
+    shown = {line[:15].strip(): line[15:] for line in lines}
+    assert shown["table"] == str(table.root)
+    assert shown["version"] == "3"
+    assert shown["ranges"] == "2"
+    assert shown["sequences"].startswith("0 to ")
+    assert int(shown["rows"]) == len(sequences(table))
+    assert shown["files"].startswith("4 (")
+    assert shown["last landing"].startswith(f"{key(1)} at 20")
+    assert shown["last landing"].endswith("Z, version 3")
+
+
+def test_stat_json_has_stable_keys(table: LakeTable) -> None:
+    document = json.loads(ok("lake", "stat", lake_of(table), "--json"))
+
+    assert list(document) == [
+        "table",
+        "version",
+        "ranges",
+        "files",
+        "rows",
+        "bytes",
+        "first_sequence",
+        "last_sequence",
+        "last_landing",
+    ]
+    assert document["last_landing"]["range"] == key(1)
+    assert document["last_landing"]["time_ms"] > 1_600_000_000_000
+
+
+def test_table_that_is_not_there_is_noted_and_not_made(tmp_path: Path) -> None:
+    for command in (["stat"], ["stat", "--json"], ["maintain", "--yes"]):
+        result = run("lake", *command, tmp_path / "lake", "--table", "entreis")
+
+        assert result.exit_code == 0
+        assert one_line(result.stderr) == (
+            f"note: there is no table at {tmp_path}/lake/entreis: nothing has landed there yet, or the URL or "
+            "--table is not right"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_maintain_dry_run_tells_and_changes_nothing(table: LakeTable) -> None:
+    orphan(table)
+    before = files_in(lake_of(table))
+
+    assert ok("lake", "maintain", lake_of(table), "--retention", "1h", "--dry-run") == (
+        "would delete 1 file (5 bytes)\n"
+    )
+    assert ok("lake", "maintain", lake_of(table), "--dry-run") == "would delete nothing\n"
+    assert files_in(lake_of(table)) == before
+
+
+def test_maintain_deletes_what_is_needless_and_keeps_the_rows(table: LakeTable) -> None:
+    garbage = orphan(table)
+    rows = sequences(table)
+
+    assert error("lake", "maintain", lake_of(table), "--retention", "3600").endswith("pass --yes if you are sure")
+    assert garbage.exists()
+    deleted, checkpoint = ok("lake", "maintain", lake_of(table), "--retention", "3600", "--yes").splitlines()
+
+    assert deleted == "deleted 1 file (5 bytes)"
+    assert checkpoint.startswith("checkpoint of version 3 in ")
+    assert not garbage.exists()
+    assert sequences(table) == rows
+
+
+def test_maintain_without_garbage_asks_nothing(table: LakeTable) -> None:
+    assert ok("lake", "maintain", lake_of(table)).startswith("deleted nothing\ncheckpoint of version 3 in ")
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "7 days", "nan", "inf", "1e9", "99999d"])
+def test_retention_that_is_no_time_is_wrong_usage(tmp_path: Path, given: str) -> None:
+    assert error("lake", "maintain", tmp_path, "--retention", given, code=2).startswith(
+        "lake maintain: Invalid value for '--retention': give seconds, or a number with s, min, h or d, for example 7d"
+    )
+
+
+def test_retention_shorter_than_a_landing_is_refused_before_anything_is_asked(table: LakeTable) -> None:
+    orphan(table)
+
+    message = error("lake", "maintain", lake_of(table), "--retention", "59min", code=2)
+
+    assert message.startswith(
+        "lake maintain: a --retention of 59 min could delete the files of a landing that is still"
+    )
+
+
+def test_settings_of_a_directory_are_wrong_usage(tmp_path: Path) -> None:
+    assert error("lake", "stat", tmp_path, "--option", "region=x", code=2).startswith(
+        "lake stat: options are for buckets: a lake in a directory has no settings"
+    )

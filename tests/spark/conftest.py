@@ -1,0 +1,58 @@
+"""Sessions for tests: `spark` on `local[2]`, `cluster_spark` on processes of its own, `connect_spark` on a server.
+
+Each is started when first asked for and kept as long as possible. Use one of them per test: PySpark knows one at a
+time, which is also why they are not for fixtures of a wider scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import tests
+from objbuf_dagster.spark.session import session
+from tests.spark.clusters import ClassicSessions, connect_server
+
+cloudpickle.register_pickle_by_value(tests)  # type: ignore[no-untyped-call]  # executors can't import the functions that tests send them
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the cluster come last, since each change between `spark` and `cluster_spark` costs a start."""
+    items.sort(key=lambda item: "cluster_spark" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def classic_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClassicSessions]:
+    """Keeps the classic session, whichever it is, until the end of the run."""
+    sessions = ClassicSessions(tmp_path_factory.mktemp("cluster"))
+    yield sessions
+    sessions.close()
+
+
+@pytest.fixture
+def spark(classic_sessions: ClassicSessions) -> SparkSession:
+    """A prepared session on `local[2]`, the same for all tests."""
+    return classic_sessions.local()
+
+
+@pytest.fixture
+def cluster_spark(classic_sessions: ClassicSessions) -> SparkSession:
+    """A prepared session on two executors, in processes of their own, that do not have this package."""
+    return classic_sessions.cluster()
+
+
+@pytest.fixture(scope="session")
+def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Spark Connect server whose workers do not have this package."""
+    with connect_server(tmp_path_factory.mktemp("connect")) as url:
+        yield url
+
+
+@pytest.fixture
+def connect_spark(connect_url: str) -> Iterator[SparkSession]:
+    """A prepared session on the Spark Connect server, new for each test."""
+    with session(remote=connect_url) as spark:
+        yield spark

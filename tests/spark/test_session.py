@@ -1,0 +1,223 @@
+"""Sessions: what they are set to, which one one gets, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import SparkFiles
+from pyspark.sql import SparkSession
+
+import objbuf_dagster
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.spark.session import prepare, session
+from tests.spark.processes import descendants, is_alive, leftovers, python, wait_until
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PACKAGE = Path(objbuf_dagster.__file__).parent
+
+
+def worker_interpreters(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import sys
+
+    import pyarrow as pa
+
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"path": [sys.executable]})
+
+
+def test_session_is_local_quiet_and_in_utc(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.master") == "local[2]"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.conf.get("spark.ui.enabled") == "false"
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+
+
+def test_workers_run_this_interpreter(spark: SparkSession) -> None:
+    rows = spark.range(2).mapInArrow(worker_interpreters, "path string").collect()
+
+    assert {row.path for row in rows} == {sys.executable}
+
+
+def test_session_that_runs_is_used_and_left_alone(spark: SparkSession) -> None:
+    with session() as again, session(master="local[2]", config={"spark.sql.session.timeZone": "UTC"}) as third:
+        assert again is spark
+        assert third is spark
+
+    assert spark.range(3).count() == 3
+
+
+def test_session_with_other_settings_than_the_one_that_runs_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(InvalidInput, match=r"already runs in this process with spark\.master=local\[2\], not local"):
+        session(master="local[4]").__enter__()
+    with pytest.raises(InvalidInput, match=r"spark\.executor\.memory=None, not 2g"):
+        session(config={"spark.executor.memory": "2g"}).__enter__()
+
+    assert spark.range(3).count() == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"master": "local[1]", "remote": "sc://host"}, "not both"),
+        ({"master": "local[1]", "config": {"spark.remote": "sc://host"}}, "not both"),
+        ({"remote": "local[2]"}, "must be an address as sc://"),
+        ({"master": "local[1]", "config": {"spark.master": "local[2]"}}, "spark.master is given twice"),
+    ],
+)
+def test_session_refuses_what_contradicts_itself(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        session(**arguments).__enter__()  # type: ignore[arg-type]
+
+
+def test_preparing_again_does_nothing(spark: SparkSession) -> None:
+    before = sorted(Path(SparkFiles.getRootDirectory()).rglob("*"))
+
+    assert prepare(spark) is spark
+
+    assert sorted(Path(SparkFiles.getRootDirectory()).rglob("*")) == before
+    assert not [entry for entry in sys.path if entry.endswith(".zip") and "userFiles" in entry]
+
+
+def test_connect_session_is_prepared_and_leaves_the_process_as_it_was(connect_url: str) -> None:
+    before = dict(os.environ)
+
+    with session(config={"spark.remote": connect_url, "spark.sql.shuffle.partitions": "3"}) as spark:
+        assert type(spark).__module__ == "pyspark.sql.connect.session"
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+        assert prepare(spark) is spark
+        assert spark.range(3).count() == 3
+
+    assert dict(os.environ) == before
+
+
+def test_importing_everything_starts_no_process(tmp_path: Path) -> None:
+    code = """
+import os, subprocess
+import objbuf_dagster.spark.java, objbuf_dagster.spark.jvm, objbuf_dagster.spark.session, objbuf_dagster.spark.shipping
+import pyspark.sql
+print(subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "comm="], capture_output=True, text=True).stdout.split())
+"""
+    with python(code, tmp_path) as process:
+        assert process.communicate() == ("['ps']\n", "")
+
+
+def test_closing_leaves_nothing_behind_and_another_session_can_follow(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from objbuf_dagster.spark.session import session
+before = dict(os.environ), list(sys.path), signal.getsignal(signal.SIGINT)
+for master, table in [("local[1]", "t"), ("local[2]", "nowhere")]:
+    try:
+        with session(master=master) as spark:
+            spark.sql("create table t as select 1 as i")
+            said = spark.conf.get("spark.master"), spark.table(table).count()
+    except Exception as error:
+        said = type(error).__name__, "`nowhere` cannot be found" in str(error)
+    assert (dict(os.environ), list(sys.path), signal.getsignal(signal.SIGINT)) == before
+    print(*said, flush=True)
+    input()
+"""
+    with python(code, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        for line in ("local[1] 1\n", "AnalysisException True\n"):
+            assert process.stdout.readline() == line
+            assert descendants(process.pid) == {}
+            assert leftovers(tmp_path) == []
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert process.communicate() == ("", "")
+
+
+def test_failed_start_leaves_no_jvm_and_an_error_that_can_be_read(tmp_path: Path) -> None:
+    code = """
+from objbuf_dagster.spark.session import session
+try:
+    session(master="local[1]", config={"spark.scheduler.mode": "nonsense"}).__enter__()
+except Exception as error:
+    print("nonsense" in str(error), flush=True)
+input()
+"""
+    with python(code, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        assert descendants(process.pid) == {}
+        process.communicate("\n")
+
+    assert leftovers(tmp_path) == []
+
+
+def test_killed_process_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = """
+from objbuf_dagster.spark.session import session
+def same(batches):
+    yield from batches
+with session(master="local[1]") as spark:
+    print(spark.range(3).mapInArrow(same, "id long").count(), flush=True)
+    input()
+"""
+    with python(code, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "3\n"
+        children = descendants(process.pid)
+        assert any("java" in command for command in children.values())
+        assert any("pyspark.daemon" in command for command in children.values())
+
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+        wait_until(lambda: not any(is_alive(pid) for pid in children))
+    wait_until(lambda: leftovers(tmp_path) == [])
+
+
+def test_dagster_pysparks_resource_works(tmp_path: Path) -> None:
+    code = """
+import dagster
+from dagster_pyspark import PySparkResource
+from objbuf_dagster.spark.session import prepare, set_environment
+
+def where(batches):
+    import objbuf_dagster, pyarrow
+    for _ in batches:
+        yield pyarrow.RecordBatch.from_pydict({"path": [objbuf_dagster.__file__]})
+
+@dagster.asset
+def landed(pyspark: PySparkResource) -> None:
+    spark = prepare(pyspark.spark_session)
+    [row] = spark.range(1).mapInArrow(where, "path string").collect()
+    print(spark.conf.get("spark.sql.shuffle.partitions"), row.path)
+
+set_environment()
+resource = PySparkResource(spark_config={"spark.master": "local[1]", "spark.sql.shuffle.partitions": "7"})
+assert dagster.materialize([landed], resources={"pyspark": resource}).success
+"""
+    with python(code, tmp_path, DAGSTER_DISABLE_TELEMETRY="yes") as process:
+        stdout, stderr = process.communicate()
+
+    assert re.fullmatch(r"7 \S+/objbuf_dagster-[0-9a-f]{16}\.zip/objbuf_dagster/__init__\.py\n", stdout), stderr
+
+
+def test_only_the_dataframe_api_is_used() -> None:
+    forbidden = re.compile(r"\.(sparkContext|rdd|_sc|_jsc|_jvm|_jdf|_jsparkSession)\b")
+    private = _PACKAGE / "spark" / "jvm.py"
+
+    found = [
+        f"{path}: {line.strip()}"
+        for path in _PACKAGE.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if forbidden.search(line) and path != private
+    ]
+
+    assert found == []
+    assert "sparkContext" not in private.read_text()
