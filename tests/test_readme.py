@@ -29,11 +29,20 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102
     printed = capsys.readouterr().out
     assert "Durable(sequence=0" in printed
     assert "0 [b'one', b'two']" in printed
+
+
+def test_the_spark_example_runs(tmp_path: Path) -> None:
+    _, code = blocks("python")
+    code = code.replace("/tmp/example", str(tmp_path))  # noqa: S108, the README's
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Landed(range=SequenceRange(start=0, end=0), batches=1, rows=2" in ran.stdout
+    assert "2 rows" in ran.stdout
 
 
 def test_the_commands_print_what_the_readme_says(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from objbuf_dagster.errors import InvalidInput, ObjbufError, StorageError, Stora
 from objbuf_dagster.lake import LakeTable, stat
 from objbuf_dagster.store import RetryPolicy
 from tests.lake.landings import key, land, sequences, tags, write
-from tests.lake.proxy import Proxy, Request, Spoiling, proxied
+from tests.support.proxy import Proxy, Request, Spoiling, proxied
 from tests.support.s3 import S3Location
 
 QUICK = RetryPolicy(attempts=2, base_seconds=0.001, cap_seconds=0.01)

@@ -1,97 +1,101 @@
-"""A reverse proxy on the loopback that writes down what passes: for requests that other processes make."""
+"""A proxy in front of an S3 server: sees every request, and spoils those that a test names."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-_OF_ONE_HOP = {"connection", "keep-alive", "transfer-encoding"}
+from tests.support.s3 import S3Location
+
+Spoiling = int | Literal["lost"] | None
+"""A status: nothing is done, this is the answer. `lost`: it is done, and the connection ends without an answer."""
 
 
-class CountingProxy:
-    """Passes requests on to `target_url` while entered; `url` is its own address.
-
-    with CountingProxy(endpoint) as proxy:
-        ...
-        assert proxy.count("GET", "ingest/manifest") == 1
-    """
-
-    def __init__(self, target_url: str) -> None:
-        self.target = urlsplit(target_url).netloc
-        self.url = ""
-        self._requests: list[tuple[str, str]] = []
-        self._mutex = threading.Lock()
-        self._closing = contextlib.ExitStack()
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    headers: Mapping[str, str]
 
     @property
-    def requests(self) -> list[tuple[str, str]]:
-        """(method, path) of each request so far, in the order they came; paths without queries, unquoted."""
-        with self._mutex:
-            return list(self._requests)
+    def object(self) -> str:
+        """The path without its query, unquoted."""
+        return unquote(urlsplit(self.path).path)
+
+
+@dataclass
+class Proxy:
+    location: S3Location
+    requests: list[Request] = field(default_factory=list)
+    spoil: Callable[[Request], Spoiling] = lambda request: None
 
     def count(self, method: str, path_end: str = "") -> int:
         """How many requests had this method and a path that ends so."""
-        return sum(1 for one, path in self.requests if one == method and path.endswith(path_end))
+        return sum(one.method == method and one.object.endswith(path_end) for one in self.requests)
 
-    def reset(self) -> None:
-        """Count from zero again."""
-        with self._mutex:
-            self._requests.clear()
 
-    def note(self, method: str, path: str) -> None:
-        with self._mutex:
-            self._requests.append((method, unquote(urlsplit(path).path)))
+@contextlib.contextmanager
+def proxied(location: S3Location) -> Iterator[Proxy]:
+    """The same place, through a proxy."""
+    target = urlsplit(location.options["endpoint"])
 
-    def __enter__(self) -> CountingProxy:
-        self._closing.enter_context(self._serve())
-        return self
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
 
-    def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002, the name is the base's
+            pass
 
-    @contextlib.contextmanager
-    def _serve(self) -> Iterator[None]:
-        class Handler(_Handler):
-            proxy = self
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.daemon_threads = False
-            self.url = f"http://127.0.0.1:{server.server_port}"
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-            thread.start()
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            request = Request(self.command, self.path, headers)
+            proxy.requests.append(request)
+            spoiling = proxy.spoil(request)
+            if isinstance(spoiling, int):
+                self._answer(spoiling, {}, b"", 0)
+                return
+            connection = http.client.HTTPConnection(str(target.hostname), target.port or 80)
             try:
-                yield
+                connection.request(self.command, self.path, body, headers)
+                answer = connection.getresponse()
+                data = answer.read()
             finally:
-                server.shutdown()
-                thread.join()
+                connection.close()
+            if spoiling == "lost":
+                self.close_connection = True
+                return
+            length = int(answer.getheader("Content-Length") or len(data)) if self.command == "HEAD" else len(data)
+            self._answer(answer.status, dict(answer.getheaders()), data, length)
 
+        def _answer(self, status: int, headers: Mapping[str, str], data: bytes, length: int) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            if self.command != "HEAD":
+                with contextlib.suppress(ConnectionError):  # the client has seen enough
+                    self.wfile.write(data)
 
-class _Handler(BaseHTTPRequestHandler):
-    proxy: CountingProxy
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _serve  # noqa: N815, the base's names
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002, the name is the base's
-        pass
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True  # clients keep connections open
 
-    def _pass_on(self) -> None:
-        self.proxy.note(self.command, self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_ONE_HOP}
-        with contextlib.closing(http.client.HTTPConnection(self.proxy.target, timeout=60)) as connection:
-            connection.request(self.command, self.path, body or None, headers)
-            answer = connection.getresponse()
-            data = answer.read()
-        self.send_response_only(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in _OF_ONE_HOP | {"content-length"}:
-                self.send_header(name, value)
-        # The answer to a HEAD has no body, and yet says how long one would be.
-        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
-        self.send_header("Content-Length", length or "0")
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815, the names are the base's
+    with Server(("127.0.0.1", 0), Handler) as server:
+        options = {**location.options, "endpoint": f"http://127.0.0.1:{server.server_port}"}
+        proxy = Proxy(S3Location(location.url, options))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+            thread.join()
