@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _FETCHERS = 8
 _AHEAD_BYTES = 16 << 20
+_LEAST_WEIGHT = 64 << 10
 """Stored bytes fetched ahead of the batch that is being read, so that small ones are not waited for one by one."""
 
 
@@ -115,7 +116,7 @@ class FetchHandle:
 
 
 def _weight(batch: PlannedBatch) -> int:
-    return _AHEAD_BYTES if batch.size is None else batch.size
+    return _AHEAD_BYTES if batch.size is None else max(batch.size, _LEAST_WEIGHT)
 
 
 @contextlib.contextmanager

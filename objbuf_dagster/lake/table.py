@@ -27,7 +27,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster import __version__
-from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound, StorageError, StorageUnavailable
+from objbuf_dagster.errors import (
+    BufferReplaced,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    StorageError,
+    StorageUnavailable,
+)
 from objbuf_dagster.lake.durable import sync_before_commit, sync_log
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.files import (
@@ -60,6 +67,7 @@ checkpoint is small next to the data of ten ranges."""
 _OUR_METADATA = ("range", "rows", "epoch", "software", "run_id")
 _CONTENTION = RetryPolicy(base_seconds=0.05, cap_seconds=2.0)
 _HEADS_AT_ONCE = 16
+_DATA_PATH = "_odb_data_path"
 
 Metadata = Mapping[str, str | int | float | bool | None]
 
@@ -146,7 +154,8 @@ class LakeTable:
         After an error the table has the old range or the new one. Lost races are repeated for `give_up_after` seconds.
 
         Raises StorageUnavailable (retry), NotFound or CorruptData for a file that is not there as said (land the range
-        again), and InvalidInput for a foreign table, or for a range that shares sequences with another one.
+        again), InvalidInput for a foreign table, or for a range that shares sequences with another one, and
+        BufferReplaced if the range is there from other batches.
         """
         check_files(range_key, files)
         landing = list(files)
@@ -171,8 +180,9 @@ class LakeTable:
                     f"other commits to {self.name} came first {attempts} times in {give_up_after:g} s: land range "
                     f"{range_key} again later, or run fewer landings at once"
                 )
+            self._check_against(snapshot, range_key, live, landing)
             if not attempts:
-                self._check(snapshot, range_key, live, landing)
+                self._check_there(landing)
                 if not landing:
                     landing.append(self._put_empty(range_key))
                 if self.root is not None:
@@ -293,8 +303,8 @@ class LakeTable:
                 "of its own"
             )
 
-    def _check(self, snapshot: Snapshot, range_key: str, live: list[LiveFile], landing: list[DataFile]) -> None:
-        """Once, before the first attempt: a commit that names what is not there, or rows twice, cannot be undone."""
+    def _check_against(self, snapshot: Snapshot, range_key: str, live: list[LiveFile], landing: list[DataFile]) -> None:
+        """Before each attempt, since a race was lost to somebody: what would put rows there twice, or lose others'."""
         used = {file.path for file in live} & {file.path for file in landing}
         if used:
             raise InvalidInput(f"{min(used)} landed before with other files: write each landing to new names")
@@ -304,6 +314,15 @@ class LakeTable:
                 f"range {range_key} shares sequences with {other}, which has landed in {self.name}: rows would be "
                 "there twice. Were range objects deleted or the buffer made anew? Land into another table"
             )
+        there, ours = _batches(live), _batches(landing)
+        if self.schema == ENTRIES and there and ours and there != ours:  # every batch of a range is in this table
+            raise BufferReplaced(
+                f"range {range_key} of {self.name} came from {there[0]} to {there[1]}, and would be replaced by "
+                f"{ours[0]} to {ours[1]}; or the table is another buffer's, and this one needs a table of its own"
+            )
+
+    def _check_there(self, landing: list[DataFile]) -> None:
+        """Once: a commit that names what is not there cannot be undone."""
         if landing:
             with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(landing))) as pool:
                 list(pool.map(self._check_file, landing))
@@ -346,6 +365,14 @@ class LakeTable:
     def _sync(self, version: int) -> None:
         if self.root is not None:
             sync_log(self.root, version - 2 * CHECKPOINT_INTERVAL)
+
+
+def _batches(files: Sequence[DataFile | LiveFile]) -> tuple[str, str] | None:
+    """The first and the last of the batches that these files came from, by name, if they all say."""
+    bounds = [[file.stats.get(bound, {}).get(_DATA_PATH) for bound in ("minValues", "maxValues")] for file in files]
+    if not bounds or any(bound is None for pair in bounds for bound in pair):
+        return None
+    return min(str(least) for least, _ in bounds), max(str(most) for _, most in bounds)
 
 
 def _is_there(live: list[LiveFile], files: Sequence[DataFile], landing: list[DataFile]) -> bool:

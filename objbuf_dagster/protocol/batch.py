@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from objbuf_dagster.errors import CorruptData, InvalidInput, UnsupportedCompression, UnsupportedVersion
 from objbuf_dagster.protocol.blocks import decode_block, decode_list, encode_block, is_page, iter_block
 from objbuf_dagster.protocol.model import MAX_U32
-from objbuf_dagster.protocol.page import MAX_PAGE, Buffer, UnreadablePage, iter_page, read_page
+from objbuf_dagster.protocol.page import Buffer, UnreadablePage, bytes_of, read_page
+from objbuf_dagster.protocol.window import iter_window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,19 +90,20 @@ def iter_batch_arrow(
     Damage may show only at the end: what came before it is then not to be believed.
     """
     frames, zstd, count = _split(data)
-    size = _stated_size(frames, max_bytes) if zstd else None
-    given = False
-    if size is not None and _is_checkable(size, count):
+    given = 0
+    if zstd:
         try:
-            for part in iter_page(frames, count, zstd_of=size, block_bytes=block_bytes):
-                given = True
+            for part in _stream(frames, count, max_bytes, block_bytes):
+                given += len(part)
                 yield part
-        except UnreadablePage as error:
-            if given:
-                raise _damage(_open(frames, zstd, max_bytes), count, error) from None
+        except _NoStream:
+            pass  # too wide a window, or damage: the long way tells which
         else:
             return
-    yield from iter_block(_open(frames, zstd, max_bytes), count, "batch", block_bytes)
+    for part in iter_block(_open(frames, zstd, max_bytes), count, "batch", block_bytes):
+        if given < len(part):
+            yield part.slice(given)
+        given = max(0, given - len(part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,34 +122,49 @@ class Block:
 def check_batch(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Block:
     """The record block of a batch, checked to the last byte without keeping what it is decoded to.
 
-    Stays compressed if it is one frame that states its size, as producers write it. Raises like `decode_batch`.
+    Stays compressed if it states its size, as producers write it, and can be decompressed as a stream, as readers
+    do it. Raises like `decode_batch`.
     """
     frames, zstd, count = _split(data)
     size = _stated_size(frames, max_bytes) if zstd else None
-    if size is not None and _is_checkable(size, count):
+    if size is not None:
         try:
-            for _ in iter_page(frames, count, zstd_of=size, block_bytes=BLOCK_BYTES):
-                pass
-            return Block(frames, True, size, count)
-        except UnreadablePage:
-            pass  # several frames, or damage: the long way tells which, and where
+            if sum(map(bytes_of, _stream(frames, count, max_bytes, BLOCK_BYTES))) == size:
+                return Block(frames, True, size, count)
+        except _NoStream:
+            pass
     block = _open(frames, zstd, max_bytes)
     for _ in iter_block(block, count, "batch", BLOCK_BYTES):
         pass
     return Block(block, False, len(block), count)
 
 
-def _is_checkable(size: int, count: int) -> bool:
-    return 0 < count * 4 <= size <= MAX_PAGE
+class _NoStream(Exception):
+    """Zstandard cannot decompress these frames as a stream."""
 
 
-def _damage(block: Buffer, count: int, error: UnreadablePage) -> CorruptData:
-    try:
-        for _ in iter_block(block, count, "batch", BLOCK_BYTES):
-            pass
-    except CorruptData as exact:
-        return exact
-    return CorruptData("batch", f"its records cannot be read: {error}")
+def _stream(frames: memoryview, count: int, max_bytes: int, block_bytes: int) -> Iterator[pa.Array]:
+    """Decompressed and walked a piece at a time, whatever the frames."""
+    import pyarrow as pa
+
+    size = _stated_size(frames, max_bytes) or len(frames)
+    if count * 4 > max_bytes:
+        raise CorruptData("batch", f"{count} records do not fit in max_bytes, {max_bytes}")
+    left = max_bytes
+    with pa.CompressedInputStream(pa.BufferReader(frames), "zstd") as stream:
+
+        def read_into(target: memoryview) -> int:
+            nonlocal left
+            try:
+                got: int = stream.readinto(target)
+            except (pa.ArrowException, OSError) as error:
+                raise _NoStream(str(error)) from None
+            left -= got
+            if left < 0:
+                raise _too_large(max_bytes)
+            return got
+
+        yield from iter_window(read_into, count, "batch", block_bytes=block_bytes, likely_bytes=size)
 
 
 def _split(data: Buffer) -> tuple[memoryview, bool, int]:

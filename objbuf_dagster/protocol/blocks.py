@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from objbuf_dagster.errors import CorruptData, InvalidInput
 from objbuf_dagster.protocol.model import MAX_U32
 from objbuf_dagster.protocol.page import MAX_PAGE, Buffer, UnreadablePage, bytes_of, read_page
+from objbuf_dagster.protocol.window import iter_window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,37 +81,17 @@ def decode_list(block: Buffer, count: int, what: str) -> list[bytes]:
 
 def iter_block(block: Buffer, count: int, what: str, block_bytes: int) -> Iterator[pa.Array]:
     """The same as Arrow arrays of about `block_bytes`, made one at a time; damage shows when it is reached."""
-    import pyarrow as pa
-
     _check_count(block, count, what)
-    view, at, left = memoryview(block), 0, count
-    while left:
-        rows = min(max(1, left * block_bytes // max(len(view) - at, 1)), left)
-        piece = _first_records(view[at : at + block_bytes + block_bytes // 4], rows)
-        if piece is not None:
-            size = bytes_of(piece)
-        else:  # few and large, unlike the rest, or damaged: one by one, which says exactly where
-            records: list[bytes] = []
-            size = 0
-            while len(records) < min(left, _WALK_BELOW) and size < block_bytes:
-                end = _hop(view, at + size, what)
-                records.append(bytes(view[at + size + 4 : end]))
-                size = end - at
-            piece = pa.array(records, pa.large_binary() if size > MAX_PAGE else pa.binary())
-        at += size
-        left -= len(piece)
-        yield piece
-    if at != len(view):
-        raise CorruptData(what, f"{len(view) - at} bytes are left over after {count} records", offset=at)
+    left = memoryview(block).cast("B")
 
+    def read_into(target: memoryview) -> int:
+        nonlocal left
+        size = min(len(target), len(left))
+        target[:size] = left[:size]
+        left = left[size:]
+        return size
 
-def _first_records(window: memoryview, count: int) -> pa.Array | None:
-    if not is_page(len(window), count):
-        return None
-    try:
-        return read_page(window, count, exact=False)
-    except UnreadablePage:
-        return None
+    return iter_window(read_into, count, what, block_bytes=block_bytes, likely_bytes=len(block))
 
 
 def offset_of(data: bytes, start: int, end: int, index: int, count: int, what: str) -> int:

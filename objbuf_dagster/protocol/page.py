@@ -9,7 +9,6 @@ what is needed; what lands blocks in real Parquet files writes its headers with 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,36 +34,32 @@ def read_page(stored: Buffer, count: int, *, zstd_of: int | None = None, exact: 
     """
     import pyarrow as pa
 
-    try:
-        column = _open(stored, count, zstd_of).read(use_threads=False).column(0)
-    except (pa.ArrowException, OSError) as error:
-        raise UnreadablePage(str(error)) from None
-    if column.num_chunks != 1 or len(column) != count:
-        raise UnreadablePage(f"{len(column)} of {count} records are there")
-    records = column.chunk(0)
-    if exact and bytes_of(records) != (len(stored) if zstd_of is None else zstd_of):
+    size = len(stored) if zstd_of is None else zstd_of
+    before, behind = parquet_around(size, count, zstd=None if zstd_of is None else len(stored))
+    # Arrow's own memory, which it keeps warm: copying into fresh pages costs more than all the rest.
+    file = pa.allocate_buffer(len(before) + len(stored) + len(behind))
+    view = memoryview(file).cast("B")
+    view[: len(before)] = before
+    view[len(before) : len(before) + len(stored)] = memoryview(stored).cast("B")
+    view[len(before) + len(stored) :] = behind
+    records = read_file(file, count)
+    if exact and bytes_of(records) != size:
         raise UnreadablePage("bytes are left over")
     return records
 
 
-def iter_page(stored: Buffer, count: int, *, zstd_of: int | None = None, block_bytes: int) -> Iterator[pa.Array]:
-    """The same in arrays of about `block_bytes`, made one at a time; whether they fill the block shows at the end."""
+def read_file(file: pa.Buffer, count: int) -> pa.Array:
+    """The records of a file as `parquet_around` makes it. Raises UnreadablePage unless there are so many."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    size = len(stored) if zstd_of is None else zstd_of
-    rows = min(max(1, count * block_bytes // max(size, 1)), count)
-    seen = filled = 0
     try:
-        for batch in _open(stored, count, zstd_of).iter_batches(batch_size=rows, use_threads=False):
-            seen += len(batch)
-            filled += bytes_of(batch.column(0))
-            yield batch.column(0)
+        column = pq.ParquetFile(pa.BufferReader(file)).read(use_threads=False).column(0)
     except (pa.ArrowException, OSError) as error:
         raise UnreadablePage(str(error)) from None
-    if seen != count:
-        raise UnreadablePage(f"{seen} of {count} records are there")
-    if filled != size:
-        raise UnreadablePage("bytes are left over")
+    if column.num_chunks != 1 or len(column) != count:
+        raise UnreadablePage(f"{len(column)} of {count} records are there")
+    return column.chunk(0)
 
 
 def bytes_of(records: pa.Array, count: int | None = None) -> int:
@@ -133,20 +128,11 @@ def zigzag(n: int) -> bytes:
     return varint(n << 1 if n >= 0 else (-n << 1) - 1)
 
 
-def _open(stored: Buffer, count: int, zstd_of: int | None) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    size = len(stored) if zstd_of is None else zstd_of
-    header = b"PAR1" + page_header(size, len(stored), count)
-    footer = _footer(len(header) - 4 + len(stored), len(header) - 4 + size, count, zstd_of is not None)
-    # Arrow's own memory, which it keeps warm: copying into fresh pages costs more than all the rest.
-    file = pa.allocate_buffer(len(header) + len(stored) + len(footer))
-    view = memoryview(file).cast("B")
-    view[: len(header)] = header
-    view[len(header) : len(header) + len(stored)] = memoryview(stored).cast("B")
-    view[len(header) + len(stored) :] = footer
-    return pq.ParquetFile(pa.BufferReader(file))
+def parquet_around(size: int, count: int, *, zstd: int | None = None) -> tuple[bytes, bytes]:
+    """What makes a block of `size` bytes, or a Zstandard frame of it that has `zstd` bytes, a file of `count` rows."""
+    stored = size if zstd is None else zstd
+    before = b"PAR1" + page_header(size, stored, count)
+    return before, _footer(len(before) - 4 + stored, len(before) - 4 + size, count, zstd is not None)
 
 
 def _footer(stored: int, size: int, count: int, zstd: bool) -> bytes:

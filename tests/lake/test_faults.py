@@ -226,3 +226,25 @@ def test_asynchronous_providers_are_refused(s3: S3Location) -> None:
     table = LakeTable(s3.url, options=s3.options, credentials=provide)
     with pytest.raises(InvalidInput, match="asynchronous"):
         table.version()
+
+
+def test_a_race_that_is_lost_to_an_overlapping_range_puts_nothing_there_twice(proxy: Proxy, s3: S3Location) -> None:
+    table = open_table(proxy)
+    land(table, key(5))
+    files = write(table, key(0))
+    others = LakeTable(s3.url, options=s3.options)
+    lost = False
+
+    def lose(request: Request) -> Spoiling:
+        nonlocal lost
+        if is_commit(request) and not lost:
+            lost = True
+            land(others, "000000000005-000000000014")
+        return None
+
+    proxy.spoil = lose
+    with pytest.raises(InvalidInput, match="shares sequences with 000000000005-000000000014"):
+        table.commit(key(0), files, epoch=1)
+
+    assert lost
+    assert key(0) not in others.ranges()

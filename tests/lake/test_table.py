@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from objbuf_dagster import __version__
-from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound
+from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound
 from objbuf_dagster.lake import ENTRIES, Column, DataFile, LakeTable, TableSchema
 from tests.lake.landings import key, land, read, sequences, tags, write
 
@@ -171,6 +171,22 @@ def test_a_range_that_shares_sequences_with_another_is_refused(table: LakeTable)
             table.commit(overlapping, [], epoch=1)
 
     assert list(table.ranges()) == [key(1)]
+
+
+def from_batches(files: list[DataFile], first: str, last: str) -> list[DataFile]:
+    """The same files, saying which batches their rows come from."""
+    bounds = {"minValues": {"_odb_data_path": first}, "maxValues": {"_odb_data_path": last}}
+    return [replace(file, stats={**file.stats, **bounds}) for file in files]
+
+
+def test_the_rows_of_another_buffer_are_not_replaced(table: LakeTable) -> None:
+    table.commit(key(0), from_batches(write(table, key(0), b"ours"), "ingest/A", "ingest/C"), epoch=1)
+    table.commit(key(0), from_batches(write(table, key(0), b"again"), "ingest/A", "ingest/C"), epoch=2)
+
+    with pytest.raises(BufferReplaced, match="came from ingest/A to ingest/C, and would be replaced by ingest/B"):
+        table.commit(key(0), from_batches(write(table, key(0), b"theirs"), "ingest/B", "ingest/D"), epoch=1)
+
+    assert set(tags(table, key(0))) == {b"again"}
 
 
 def test_files_that_are_not_there_as_said_are_not_committed(table: LakeTable) -> None:
