@@ -166,6 +166,9 @@ def _scaling(quick: bool, folder: Path) -> bool:
             )
             shutil.rmtree(folder / "scaled")
             shutil.rmtree(folder / "target")
+    if not hasattr(os, "sched_setaffinity"):
+        print("  one core against two: skipped, this system cannot hold a process to some of its cores")
+        return kept
     data = fill(folder / "scaled", batches[0], log_line, "zstd")
     by_cores = {}
     for cores in (2, 1):
@@ -274,7 +277,7 @@ def _spread(pool: ProcessPoolExecutor, work: Work, data: Data, target: Path) -> 
 
 
 def _same_work(part: bytes, fetcher: FetchHandle, manifest_path: str, target: str) -> None:
-    report = Task((part,), fetcher, manifest_path, LocalStore(target), "0" * 32).do(pickle.loads(part))  # noqa: S301
+    report = Task(fetcher, manifest_path, LocalStore(target), "0" * 32).do(pickle.loads(part))  # noqa: S301
     assert report.error is None
 
 

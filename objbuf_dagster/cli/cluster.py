@@ -32,8 +32,6 @@ _QUICK_START = "-XX:TieredStopAtLevel=1"  # Python does the work: optimising the
 _CONNECT_PORT = 15002
 _ANSWER_SECONDS = 10.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-_LONGEST_REASON = 300
-_NOISE = re.compile(r"^(An error occurred while calling \S+\.?|at .*|Traceback .*|JVM stacktrace:|Driver stacktrace:)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +153,10 @@ def _address(url: str, default_port: int | None) -> tuple[str, int] | None:
 
 
 def reason(error: BaseException) -> str:
-    """What Spark says, in one line: its exceptions carry whole stack traces."""
-    lines = [line.strip().lstrip(": ") for line in str(error).splitlines()]
-    said = next((line for line in lines if line and not _NOISE.match(line)), "") or type(error).__name__
-    said = re.sub(r"^(?:[a-z]\w*\.)+([A-Z]\w*: )", r"\1", said)  # an exception's class, without its package
-    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]}..."
+    """What Spark says, in one line."""
+    from objbuf_dagster.spark import tasks  # what only a failure needs
+
+    return tasks.reason(error)
 
 
 def cluster_options(command: Command) -> Command:

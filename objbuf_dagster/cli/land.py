@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from objbuf_dagster.cli.cluster import Cluster, cluster_options, reason
+from objbuf_dagster.cli.cluster import Cluster, cluster_options
 from objbuf_dagster.cli.progress import LandingProgress
 from objbuf_dagster.cli.ranges import limit_options
 from objbuf_dagster.cli.shared import (
@@ -33,8 +33,6 @@ from objbuf_dagster.cli.text import plural, printable, redact, size
 from objbuf_dagster.errors import ObjbufError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from objbuf_dagster.buffer import BufferPlace
     from objbuf_dagster.lake import LakeTable
     from objbuf_dagster.protocol import Manifest, RangeObject
@@ -49,6 +47,9 @@ _MAX_WAIT = 0.0  # `all` leaves nothing in the queue that could land
 _JOB_BYTES = 4 << 30
 _JOB_BATCHES = 10_000
 _JOB_RANGES = 16
+
+# As in shared.py: a test compares it with the library's.
+MAX_BATCH_BYTES = 1 << 30
 
 
 @click.command(
@@ -67,7 +68,18 @@ _JOB_RANGES = 16
 @click.option("--yes", is_flag=True, help="With --ack: do not ask, although a consumer owns the buffer.")
 @cluster_options
 @limit_options(_MAX_WAIT)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per range that landed, and one with the sums.")
+@click.option(
+    "--max-batch-bytes",
+    metavar="BYTES",
+    type=click.IntRange(min=1),
+    default=MAX_BATCH_BYTES,
+    show_default=True,
+    help="The most a batch may have, as an object and once decompressed; its range fails if it has more. A task "
+    "needs the memory for it.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per range, landed or failed, and one with the sums."
+)
 @store_option(
     "--lake-option",
     "lake_options",
@@ -85,6 +97,7 @@ def land(
     max_batches: int,
     max_bytes: int,
     max_wait: float,
+    max_batch_bytes: int,
     as_json: bool,
     lake_options: dict[str, str],
 ) -> None:
@@ -100,6 +113,7 @@ def land(
     The frontier moves only with --ack, and nobody is fenced. If another consumer takes the buffer over in the meantime,
     nothing is acked. Spark needs Java 17 or newer; OBJBUF_DEBUG=1 shows its log.
     """
+    from objbuf_dagster.buffer import BufferPlace
     from objbuf_dagster.ranges import Limits
 
     if _ALL in wanted and len(set(wanted)) > 1:
@@ -130,7 +144,8 @@ def land(
     report = _Report(planned, as_json)
     error: BaseException | None = None
     try:
-        _land(planned, buffer, store, lake, cluster, report)
+        place = BufferPlace(store, buffer.manifest_path, buffer.data_prefix, max_batch_bytes)
+        _land(planned, place, lake, cluster, report)
     except (KeyboardInterrupt, ObjbufError, click.ClickException) as stopped:
         error = stopped  # what has landed until then is in the table, and may be acked
     frontier, sentence = _ack(buffer, store, manifest, planned, report) if ack else (None, "")
@@ -175,8 +190,10 @@ class _Report:
         self.ended = time.perf_counter()
         if isinstance(outcome, Failed):
             self.failed += 1
-            message = f"objbuf: range {outcome.range} failed: {outcome.error}"
-            click.echo(printable(redact(message)), err=True)
+            error = redact(str(outcome.error))
+            click.echo(printable(f"objbuf: range {outcome.range} failed: {error}"), err=True)
+            if self.as_json:
+                click.echo(json.dumps({"range": outcome.range.key, "error": error}))
             return
         self.landed.append(outcome)
         if self.as_json:
@@ -233,13 +250,11 @@ def _speed(amount: int, seconds: float) -> str:
     return f"{size(amount / max(seconds, 1e-9))}/s"
 
 
-def _land(
-    planned: list[RangeObject], buffer: Buffer, store: Store, lake: LakeTable, cluster: Cluster, report: _Report
-) -> None:
+def _land(planned: list[RangeObject], place: BufferPlace, lake: LakeTable, cluster: Cluster, report: _Report) -> None:
     """Land them all, as far as Spark lives. Raises what stops the rest: no Spark, or none that can do it."""
-    from objbuf_dagster.buffer import BufferPlace
+    from objbuf_dagster.errors import JobFailed
+    from objbuf_dagster.spark.landing import Failed, land_all
 
-    place = BufferPlace(store, buffer.manifest_path, buffer.data_prefix)
     progress = LandingProgress(sum(len(one.batches) for one in planned), sum(one.size for one in planned))
     progress.say("starting Spark")
     try:
@@ -247,8 +262,11 @@ def _land(
             progress.say("landing")
             report.started = time.perf_counter()
             for job in jobs(planned):
-                for outcome in _outcomes(spark, place, job, lake, cluster, progress):
+                shown = progress.update if progress.is_shown else None
+                for outcome in land_all(spark, place, job, lake, progress=shown):
                     progress.clear()
+                    if isinstance(outcome, Failed) and isinstance(outcome.error, JobFailed):
+                        cluster.check_answers(spark)
                     report.add(outcome)
                 progress.job_done(sum(len(one.batches) for one in job), sum(one.size for one in job))
             progress.clear()
@@ -270,34 +288,6 @@ def jobs(planned: Iterable[RangeObject]) -> Iterator[list[RangeObject]]:
         amount += one.size
     if job:
         yield job
-
-
-def _outcomes(
-    spark: SparkSession,
-    place: BufferPlace,
-    job: list[RangeObject],
-    lake: LakeTable,
-    cluster: Cluster,
-    progress: LandingProgress,
-) -> Iterator[Landed | Failed]:
-    """What becomes of the ranges of one job; if Spark fails it as a whole, they are tried one by one."""
-    from objbuf_dagster.errors import JobFailed
-    from objbuf_dagster.ranges import range_of
-    from objbuf_dagster.spark.landing import Failed, land_all
-
-    try:
-        yield from land_all(spark, place, job, lake, progress=progress.update if progress.is_shown else None)
-        return
-    except JobFailed as error:
-        failure = error
-    except OSError as error:  # the way to the JVM
-        failure = JobFailed(f"Spark ended the job: {reason(error)}")
-    cluster.check_answers(spark)
-    if len(job) == 1:
-        yield Failed(range_of(job[0]), failure)
-        return
-    for one in job:
-        yield from _outcomes(spark, place, [one], lake, cluster, progress)
 
 
 def _ack(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 _HEAD, _FOOT = 64, 256  # more than Parquet's words take
 _FEW = 1_000  # records; fewer are walked one by one
+_LEAST = 1 << 20
 _MARGIN = 0.98  # of the records that are likely there: too many is a wasted attempt, too few is a short carry
 _CARRIED = 8  # the last eighth of a window may wait for the next
 
@@ -35,14 +36,17 @@ def iter_window(
     likely_bytes: how long the block is, more or less. Raises CorruptData, at the record that shows it, unless the
     records fill the block exactly; and what `read_into` raises.
     """
-    window = _Window(block_bytes)
+    window = _Window(min(block_bytes, max(likely_bytes + 1, _LEAST)))  # one more than all, so that the end shows
     passed = seen = 0  # bytes and records before the window
     while True:
         ended = window.fill(read_into)
         at = 0
         while seen < count:
-            average = (passed + at) / seen if seen else likely_bytes / count
-            piece, size = window.first(at, min(count - seen, int((window.used - at) / max(average, 4) * _MARGIN)))
+            likely = count - seen  # at the end it must be all
+            if not ended:
+                average = (passed + at) / seen if seen else likely_bytes / count
+                likely = min(likely, int((window.used - at) / max(average, 4) * _MARGIN))
+            piece, size = window.first(at, likely)
             if not size:
                 piece, size = window.walk(at, count - seen)
             if not size:

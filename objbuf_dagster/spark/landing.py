@@ -10,32 +10,35 @@ Only DataFrames are used, so the same code runs on a local session, a cluster an
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from objbuf_dagster.buffer import BufferPlace
-from objbuf_dagster.errors import ObjbufError
+from objbuf_dagster.errors import InvalidInput, JobFailed, ObjbufError
 from objbuf_dagster.lake import LakeTable, folder_of
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
-from objbuf_dagster.spark.packing import pack
-from objbuf_dagster.spark.tasks import job_errors, number_tasks, parallelism
-from objbuf_dagster.spark.worker import FILE_NAME, Report, Share, Task
+from objbuf_dagster.spark.packing import cost, pack
+from objbuf_dagster.spark.tasks import job_errors, parallelism, share_tasks
+from objbuf_dagster.spark.worker import FILE_NAME, REMEDY, Report, Share, Task
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASK_BYTES = 64 << 20
-"""Stored bytes of batches that a task gets, more or less: what it holds in memory for one file."""
+"""What a task gets, more or less, in bytes of batches and metadata, with something added for each GET."""
 
 _WORTH_A_TASK = 4 << 20
 _PROGRESS_SECONDS = 0.5
+_LAST_LOOK_SECONDS = 1.0
 
 Progress = Callable[[int, int], None]
 """Called with the batches and stored bytes that are written so far, of all ranges of the call."""
@@ -98,51 +101,91 @@ def land_all(
     run_id: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Landed | Failed]:
-    """Several ranges in one Spark job, one commit each, in the order given. One that fails does not stop the others."""
-    if not planned:
-        return
-    started = time.perf_counter()
-    todo = [share for one in planned for share in shares(one, parallelism(spark))]
-    job = uuid.uuid4().hex
-    task = Task(tuple(map(pickle.dumps, todo)), buffer.fetcher(), buffer.manifest_path, table.store, job)
-    with _reporting(progress, table.store, planned, job):
-        reports = _run(spark, task)
-    by_range: dict[SequenceRange, list[Report]] = {}
-    for report in reports:
-        by_range.setdefault(report.range, []).append(report)
-    for one in planned:
-        yield _commit(one, by_range.get(range_of(one), []), table, started, run_id)
+    """Several ranges in one Spark job, one commit each, in the order given. One that fails does not stop the others.
+
+    If Spark ends the job, nobody knows for which range: then each gets a job of its own. Raises InvalidInput at once if
+    a range is there twice, and ExecutorNotReady, which no range would escape.
+    """
+    if twice := [key.key for key, times in Counter(map(range_of, planned)).items() if times > 1]:
+        raise InvalidInput(f"a range can land once in a call, and these are there more often: {', '.join(twice)}")
+    return _Landing(spark, buffer, table, run_id, progress).outcomes(planned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    spark: SparkSession
+    buffer: BufferPlace
+    table: LakeTable
+    run_id: str | None
+    progress: Progress | None
+
+    def outcomes(self, planned: Sequence[RangeObject]) -> Iterator[Landed | Failed]:
+        if not planned:
+            return
+        started = time.perf_counter()
+        try:
+            reports = self._job(planned)
+        except JobFailed as error:
+            if len(planned) == 1:
+                yield Failed(range_of(planned[0]), error)
+                return
+        else:
+            for one in planned:
+                yield commit(one, reports.get(range_of(one), []), self.table, started, self.run_id)
+            return
+        batches = amount = 0
+        for one in planned:
+            progress = _beyond(self.progress, batches, amount)
+            yield from dataclasses.replace(self, progress=progress).outcomes([one])
+            batches += len(one.batches)
+            amount += one.size
+
+    def _job(self, planned: Sequence[RangeObject]) -> dict[SequenceRange, list[Report]]:
+        job = uuid.uuid4().hex
+        task = Task(self.buffer.fetcher(), self.buffer.manifest_path, self.table.store, job)
+        with _reporting(self.progress, self.table.store, planned, job), job_errors(REMEDY):
+            cores = parallelism(self.spark)
+            todo = [pickle.dumps(share) for one in planned for share in shares(one, cores)]
+            rows = share_tasks(self.spark, todo, task, "report binary").collect()
+        by_range: dict[SequenceRange, list[Report]] = {}
+        for row in rows:
+            report: Report = pickle.loads(row["report"])  # noqa: S301  our own tasks wrote it
+            by_range.setdefault(report.range, []).append(report)
+        return by_range
+
+
+def _beyond(progress: Progress | None, batches: int, amount: int) -> Progress | None:
+    """The same, for ranges that come after others."""
+    return None if progress is None else lambda more, size: progress(batches + more, amount + size)
 
 
 def shares(planned: RangeObject, cores: int) -> list[Share]:
-    sizes = [batch.size or 0 for batch in planned.batches]
-    total = sum(sizes)
+    """What each task of a range gets: as little as is worth a task, until all cores have one; then as much as
+    TASK_BYTES, in whole rounds, so that no core idles in the last."""
+    costs = [cost(batch) for batch in planned.batches]
+    total = sum(costs)
     tasks = -(-total // TASK_BYTES)
-    at_least = min(-(-tasks // cores) * cores, -(-total // _WORTH_A_TASK))  # whole rounds: no core idles in the last
-    packed = pack(sizes, TASK_BYTES, max(at_least, 1))
+    at_least = min(-(-tasks // cores) * cores, -(-total // _WORTH_A_TASK))
+    packed = pack(costs, TASK_BYTES, max(at_least, 1))
     return [Share(range_of(planned), planned.batches[part.start : part.stop]) for part in packed]
 
 
-def _run(spark: SparkSession, task: Task) -> list[Report]:
-    with job_errors("nothing was committed: land it again"):
-        rows = number_tasks(spark, len(task.shares), task, "report binary").collect()
-    return [pickle.loads(row["report"]) for row in rows]  # noqa: S301  our own tasks wrote it
-
-
-def _commit(
+def commit(
     planned: RangeObject, reports: Iterable[Report], table: LakeTable, started: float, run_id: str | None
 ) -> Landed | Failed:
+    """The range as these reports of its tasks say it is; nothing, if one failed or they are not exactly the range."""
     wanted = range_of(planned)
     reports = list(reports)
     for report in reports:
         if report.error is not None:
             return Failed(wanted, report.error)
-    if (done := sum(report.batches for report in reports)) != len(planned.batches):
+    done = sorted(sequence for report in reports for sequence in report.sequences)
+    if done != [batch.descriptor.sequence for batch in planned.batches]:
         # Never seen; but what must not be in the table twice or in parts is worth a look before the commit.
-        return Failed(wanted, ObjbufError(f"range {wanted}: tasks report {done} of {len(planned.batches)} batches"))
+        return Failed(wanted, JobFailed(f"range {wanted}: {_mismatch(planned, done)}; {REMEDY}"))
     files = [file for report in reports for file in report.files]
     try:
-        commit = table.commit(wanted.key, files, epoch=planned.epoch, run_id=run_id)
+        committed = table.commit(wanted.key, files, epoch=planned.epoch, run_id=run_id)
     except ObjbufError as error:
         return Failed(wanted, error)
     spent: dict[str, float] = {}
@@ -151,15 +194,23 @@ def _commit(
             spent[what] = spent.get(what, 0) + seconds
     return Landed(
         wanted,
-        batches=done,
+        batches=len(done),
         rows=sum(file.rows for file in files),
         bytes_read=sum(report.bytes_read for report in reports),
         bytes_written=sum(file.size for file in files),
         files=len(files),
         seconds=time.perf_counter() - started,
-        version=commit.version,
+        version=committed.version,
         task_seconds=spent,
     )
+
+
+def _mismatch(planned: RangeObject, done: Sequence[int]) -> str:
+    counted = Counter(done)
+    counted.subtract(batch.descriptor.sequence for batch in planned.batches)
+    missing = [sequence for sequence, more in counted.items() if more < 0]
+    beyond = [sequence for sequence, more in counted.items() if more > 0]
+    return f"tasks report too few of the sequences {missing[:5]} and too many of {beyond[:5]}"
 
 
 @contextlib.contextmanager
@@ -175,7 +226,9 @@ def _reporting(progress: Progress | None, store: Store, planned: Sequence[RangeO
     def watch() -> None:
         while not ended.wait(_PROGRESS_SECONDS):
             with contextlib.suppress(ObjbufError):
-                tell(*_so_far(store, planned, job, sizes))
+                so_far = _so_far(store, planned, job, sizes)
+                if not ended.is_set():  # what a slow store tells late is less than all
+                    tell(*so_far)
 
     watcher = threading.Thread(target=watch, name="objbuf-progress", daemon=True)
     watcher.start()
@@ -183,7 +236,7 @@ def _reporting(progress: Progress | None, store: Store, planned: Sequence[RangeO
         yield
     finally:
         ended.set()
-        watcher.join()
+        watcher.join(_LAST_LOOK_SECONDS)  # a store that hangs must not hold up the commit
     tell(len(sizes), sum(sizes.values()))
 
 

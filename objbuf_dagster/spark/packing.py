@@ -8,6 +8,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.protocol import PlannedBatch
+
+GET_BYTES = 64 << 10
+"""What a GET costs, in bytes that could have been read instead: a share of a thousand tiny batches is not small."""
+
+
+def cost(batch: PlannedBatch) -> int:
+    """What it takes to land a batch, in bytes: the object, that it is fetched, and what the manifest says of it."""
+    return GET_BYTES + (batch.size or 0) + sum(len(item.payload) for item in batch.descriptor.metadata)
 
 
 def pack(sizes: Sequence[int], target: int, at_least: int = 1) -> list[range]:

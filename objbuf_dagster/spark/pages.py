@@ -1,7 +1,7 @@
 """Batches as rows of a Parquet file, without decoding them: the block of a batch is written as a page, as it is.
 
-A file of table `entries` is a list of row groups, each of about 64 MiB of records from one batch or many. In a row
-group, column `entry` is a page per batch, with the small columns (columns.py) beside it.
+A file of table `entries` is a list of row groups, each of about 64 MiB of records and metadata, from one batch or many.
+In a row group, column `entry` is a page per batch, with the small columns (columns.py) beside it.
 
 The rule. A block goes in as it is if it is one Zstandard frame of 64 KiB to 128 MiB of records, in a window that every
 reader takes. Otherwise it is encoded again, from the decompressed block:
@@ -69,6 +69,7 @@ class EntriesFile:
         self._parts: list[Buffer] = [b"PAR1"]
         self._groups: list[bytes] = []
         self._bounds: dict[Column, Bounds] = {}
+        self._locations: tuple[str, str] | None = None
         self._start_group()
 
     def _start_group(self) -> None:
@@ -76,16 +77,18 @@ class EntriesFile:
         self._spans: list[Span] = []
         self._gathered: list[Buffer] = []
         self._gathered_size = self._gathered_rows = 0
+        self._payloads: set[bytes] = set()
+        self._beside = 0
 
     def add(self, batch: BatchDescriptor, block: Block) -> None:
         """The rows of one more batch. Raises InvalidInput for what no row can hold."""
         if batch.sequence > _LARGEST_SEQUENCE:
-            raise InvalidInput(f"sequence {batch.sequence} does not fit into a table's column of 64 bits with a sign")
+            raise _refused(batch, "the sequence does not fit into a table's column of 64 bits with a sign")
         if not block.count:
             return
         if goes_in_as_it_is(block):
             self._end_gathering()
-            self._add_page(block.stored, block.size, block.count)
+            self._entry.add_page(block.stored, block.size, block.count)
             self._add_rows(Span(batch, 0, block.count, block.count))
             return
         raw = memoryview(_decompressed(block))
@@ -105,8 +108,8 @@ class EntriesFile:
         for records in iter_block(raw, count, "batch", CUT_PAGE):
             size = bytes_of(records)
             if size > MAX_PAGE:
-                raise InvalidInput(f"sequence {batch.sequence}: entry {first} has 2 GiB or more, and a row cannot")
-            self._add_page(self._compress(raw[at : at + size]), size, len(records))
+                raise _refused(batch, f"entry {first} has 2 GiB or more, and a row cannot")
+            self._entry.add_page(self._compress(raw[at : at + size]), size, len(records))
             self._add_rows(Span(batch, first, len(records), count))
             at += size
             first += len(records)
@@ -114,17 +117,21 @@ class EntriesFile:
     def _end_gathering(self) -> None:
         if self._gathered:
             page = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
-            self._add_page(self._compress(page), len(page), self._gathered_rows)
+            self._entry.add_page(self._compress(page), len(page), self._gathered_rows)
             self._gathered.clear()
             self._gathered_size = self._gathered_rows = 0
 
-    def _add_page(self, stored: Buffer, size: int, count: int) -> None:
-        self._entry.add_page(stored, size, count)
-
     def _add_rows(self, span: Span) -> None:
         self._spans.append(span)
+        least, most = self._locations or (span.batch.location, span.batch.location)
+        self._locations = min(least, span.batch.location), max(most, span.batch.location)
         self.rows += span.count
-        if self._entry.size >= ROW_GROUP:
+        self._beside += len(span.batch.location)
+        for item, _ in span.metadata():
+            if item is not None and item.payload not in self._payloads:  # a dictionary has each once
+                self._payloads.add(item.payload)
+                self._beside += len(item.payload)
+        if self._entry.size + self._beside >= ROW_GROUP:
             self._end_group()
 
     def _end_group(self) -> None:
@@ -185,15 +192,26 @@ class EntriesFile:
     @property
     def size_so_far(self) -> int:
         """Bytes that it would have if it were finished now, more or less: what it holds in memory."""
-        return self.size + self._entry.stored + self._gathered_size
+        return self.size + self._entry.stored + self._gathered_size + self._beside
 
     def statistics(self) -> Mapping[str, Any]:
-        """What Delta's log says of the file; complete after `finish`."""
+        """What Delta's log says of the file; complete after `finish`.
+
+        With the names of the first and the last batch, by which a commit knows that it replaces the same batches.
+        """
+        least: dict[str, Any] = {c.name: b.least for c, b in self._bounds.items() if b.least is not None}
+        most: dict[str, Any] = {c.name: b.most for c, b in self._bounds.items() if b.most is not None}
+        if self._locations is not None:
+            least[DATA_PATH.name], most[DATA_PATH.name] = self._locations
         return {
-            "minValues": {c.name: b.least for c, b in self._bounds.items() if b.least is not None},
-            "maxValues": {c.name: b.most for c, b in self._bounds.items() if b.most is not None},
+            "minValues": least,
+            "maxValues": most,
             "nullCount": {c.name: b.nulls for c, b in self._bounds.items()},
         }
+
+
+def _refused(batch: BatchDescriptor, why: str) -> InvalidInput:
+    return InvalidInput(f"sequence {batch.sequence}, {batch.location}: {why}")
 
 
 def goes_in_as_it_is(block: Block) -> bool:

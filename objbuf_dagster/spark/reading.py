@@ -1,27 +1,41 @@
 """A table's rows as a DataFrame: the files that are live now, and no jar.
 
-Where the JVM can reach the files, Spark reads them itself, with all it can do. Elsewhere tasks fetch them through the
-same store that wrote them and hand them over as Arrow: a lake in a bucket needs nothing on the JVM's side.
+Where the JVM can reach the files, Spark reads them itself, with all it can do: on a local disk, and in s3 and gs
+buckets that the session is configured for. Elsewhere tasks fetch them through the same store that wrote them and hand
+them over as Arrow: a lake in a bucket needs nothing on the JVM's side. A lake on hdfs is not supported, natively or
+otherwise, since no store writes there.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from objbuf_dagster.lake import RANGE_COLUMN, LakeTable, TableSchema
 from objbuf_dagster.protocol import BLOCK_BYTES
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.packing import pack
+from objbuf_dagster.spark.rows import MOST_ROWS, cuts
 from objbuf_dagster.spark.tasks import ddl, number_tasks, numbers, parallelism
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from pyspark.sql import DataFrame, SparkSession
 
 _TASK_BYTES = 128 << 20
+_MIXED_ROWS = 1024
+"""Rows read at a time where the file does not tell how large they are."""
+_PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}
+_DICTIONARY = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}
+_INDEX_BYTES = 4
+_PAGE_HEADERS = 4096
 _JVM_SCHEMES = {"s3": "s3a", "s3a": "s3a", "gs": "gs"}
 _SETTINGS = {
     "s3a": ("impl", "endpoint", "endpoint.region", "access.key", "aws.credentials.provider"),
@@ -49,7 +63,7 @@ def read(
         return spark.createDataFrame([], columns)
     root = _jvm_root(spark, table, native)
     if root is not None:
-        paths = [f"{root}/{file.path}" for file in files]
+        paths = [_literal(f"{root}/{file.path}") for file in files]
         return spark.read.schema(columns).option("basePath", root).parquet(*paths)
     packed = pack([file.size for file in files], _TASK_BYTES, parallelism(spark))
     shares = tuple(tuple((file.path, file.range) for file in files[part.start : part.stop]) for part in packed)
@@ -58,16 +72,21 @@ def read(
 
 
 def _jvm_root(spark: SparkSession, table: LakeTable, native: bool | None) -> str | None:
-    """The table as the JVM names it, or None if tasks shall read it."""
+    """The table as the JVM names it, which is without escapes, or None if tasks shall read it."""
     if native is False:
         return None
     if table.root is not None:
-        return table.root.as_uri()
+        return f"file://{table.root}"
     scheme, _, rest = table.url.partition("://")
     named = _JVM_SCHEMES.get(scheme)
     if named is None or not (native or _has_settings(spark, named)):
         return None
     return f"{named}://{rest}".rstrip("/")
+
+
+def _literal(path: str) -> str:
+    """A path that Spark shall not take for a pattern. It takes `basePath` as it is."""
+    return re.sub(r"[\\*?\[\]{}]", r"\\\g<0>", path)
 
 
 def _has_settings(spark: SparkSession, scheme: str) -> bool:
@@ -89,11 +108,79 @@ class _Task:
 
     def _rows(self, path: str, key: str) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         schema = self.schema.to_arrow().append(pa.field(RANGE_COLUMN, pa.string(), nullable=False))
-        file = pq.ParquetFile(pa.BufferReader(self.store.read(path)))
-        size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-        rows = max(1, file.metadata.num_rows * BLOCK_BYTES // max(size, 1))
-        for batch in file.iter_batches(batch_size=rows, use_threads=False):
-            yield pa.record_batch([*batch.columns, pa.repeat(key, len(batch))], schema=schema)
+        for block in _blocks(pa.BufferReader(self.store.read(path)), len(key) + 4):
+            yield pa.record_batch([*block, pa.repeat(key, len(block[0]))], schema=schema)
+
+
+def _blocks(source: pa.BufferReader, more: int) -> Iterator[list[pa.Array]]:
+    """The columns of a file, in blocks of about BLOCK_BYTES, if each row has so many bytes more.
+
+    What a file tells of its size counts a value that is in a dictionary once, and a thousand rows may have it: so
+    rows are read with their dictionaries, measured, and cut before they are written out.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(source)
+    dictionaries, rows = _how_to_read(metadata)
+    file = pq.ParquetFile(source, metadata=metadata, read_dictionary=dictionaries)
+    for batch in file.iter_batches(batch_size=rows, use_threads=False):
+        if not len(batch):
+            continue
+        sizes = sum((_sizes(column) for column in batch.columns), start=_constant(len(batch), more))
+        for begin, end in pairwise(cuts(sizes, BLOCK_BYTES)):
+            columns = [column.slice(begin, end - begin) for column in batch.columns]
+            yield [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in columns]
+
+
+def _how_to_read(metadata: pq.FileMetaData) -> tuple[list[str], int]:
+    """Which columns to read as dictionaries, and how many rows at a time: about BLOCK_BYTES as they are then.
+
+    A column whose writer gave its dictionary up midway is not among them: its dictionary would grow with every row.
+    """
+    dictionaries: list[str] = []
+    each, most = 1, MOST_ROWS
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    for number in range(metadata.num_columns):
+        chunks = [chunk for group in groups if (chunk := group.column(number)).num_values]
+        if not chunks:
+            continue
+        encodings = {name for chunk in chunks for name in chunk.encodings}
+        if chunks[0].physical_type == "BYTE_ARRAY" and not encodings <= _PLAIN:
+            if encodings <= _PLAIN | _DICTIONARY and all(map(_has_only_indices, chunks)):
+                dictionaries.append(chunks[0].path_in_schema)
+                each += _INDEX_BYTES
+                continue
+            most = _MIXED_ROWS
+        each += max(chunk.total_uncompressed_size // chunk.num_values for chunk in chunks)
+    return dictionaries, max(1, min(most, BLOCK_BYTES // each))
+
+
+def _has_only_indices(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Whether its pages, but for the dictionary, are too small to hold many values."""
+    dictionary = chunk.data_page_offset - chunk.dictionary_page_offset if chunk.has_dictionary_page else 0
+    return bool(chunk.total_compressed_size - dictionary <= chunk.num_values * _INDEX_BYTES + _PAGE_HEADERS)
+
+
+def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """How many bytes each value takes once it is written out."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = column.dictionary if pa.types.is_dictionary(column.type) else column
+    if not (pa.types.is_binary(values.type) or pa.types.is_string(values.type)):
+        return _constant(len(column), -(-column.nbytes // len(column)))
+    lengths = pc.binary_length(values)
+    if values is not column:
+        lengths = lengths.take(column.indices)
+    found: npt.NDArray[np.int64] = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) + 4
+    return found
+
+
+def _constant(count: int, size: int) -> npt.NDArray[np.int64]:
+    import numpy as np
+
+    return np.full(count, size, np.int64)

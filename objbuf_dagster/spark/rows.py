@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-_MOST_ROWS = 1 << 16
+MOST_ROWS = 1 << 16
 _MOST_LONG = 2**63 - 1
+_MOST_ENTRY = 2**31 - 2
 
 
 def read_rows(
@@ -58,11 +59,11 @@ def rows_of(
     each = 3 * 8 + 4 * 4 + len(manifest_path.encode()) + len(descriptor.location.encode())
     first = 0
     for some in records:
-        for start in range(0, len(some), _MOST_ROWS):
-            entries = some.slice(start, _MOST_ROWS)
+        for start in range(0, len(some), MOST_ROWS):
+            entries = _narrow(some.slice(start, MOST_ROWS), descriptor, first)
             runs = metadata.at(first, len(entries))
             sizes = np.diff(_offsets(entries)).astype(np.int64) + each + metadata.sizes[runs]
-            for begin, end in pairwise(_cuts(sizes, block_bytes)):
+            for begin, end in pairwise(cuts(sizes, block_bytes)):
                 count = end - begin
                 index = pa.array(np.arange(first + begin, first + end))
                 of_runs = pa.array(runs[begin:end])
@@ -108,13 +109,29 @@ class _RunTable:
         return np.searchsorted(self.ends, np.arange(first, first + count), side="right")
 
 
+def _narrow(records: pa.Array, descriptor: BatchDescriptor, first: int) -> pa.Array:
+    """The records, of which the first has this index, as Spark's `binary`, which ends at 2 GiB."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_large_binary(records.type):
+        return records
+    for index, size in enumerate(pc.binary_length(records).to_pylist(), start=first):
+        if size > _MOST_ENTRY:
+            raise InvalidInput(
+                f"sequence {descriptor.sequence}, {descriptor.location}: entry {index} has {size} bytes, "
+                "but a row holds at most 2 GiB"
+            )
+    return records.cast(pa.binary())
+
+
 def _offsets(records: pa.Array) -> npt.NDArray[np.int32]:
     import numpy as np
 
     return np.frombuffer(records.buffers()[1], np.int32)[records.offset : records.offset + len(records) + 1]
 
 
-def _cuts(sizes: npt.NDArray[np.int64], block_bytes: int) -> list[int]:
+def cuts(sizes: npt.NDArray[np.int64], block_bytes: int) -> list[int]:
     """Where to cut rows of these sizes into equal blocks: of `block_bytes`, or up to half as much again, and a row."""
     import numpy as np
 

@@ -7,6 +7,7 @@ environment variable; a killed process takes its JVM along.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -31,6 +32,9 @@ _LOOPBACK = "127.0.0.1"
 _SET_BY_PYSPARK = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 
+_REMOTE = "SPARK_CONNECT_MODE_ENABLED"
+
+_log = logging.getLogger(__name__)
 _lock = threading.RLock()
 
 
@@ -84,8 +88,10 @@ def prepare(spark: SparkSession) -> SparkSession:
         return spark
     ship(spark)
     if not is_registered(spark):
-        with contextlib.suppress(InvalidInput):  # a second session of an application can land, but has no `objbuf`
+        try:
             register(spark)
+        except InvalidInput as error:  # a second session of an application can land, but has no `objbuf`
+            _log.warning("this session cannot read the format objbuf: %s", error)
     spark.conf.set(_PREPARED, archive_digest())
     return spark
 
@@ -110,8 +116,7 @@ def _one(name: str, argument: str | None, setting: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _connect(remote: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    # PySpark marks the whole process as remote by this variable, and `functions` then make remote columns only.
-    with _environment({"SPARK_CONNECT_MODE_ENABLED": "1"}):
+    with _marked_as_remote():
         from pyspark.sql import SparkSession
 
         builder = SparkSession.builder.remote(remote)
@@ -122,6 +127,31 @@ def _connect(remote: str, settings: Mapping[str, str]) -> Iterator[SparkSession]
             yield spark
         finally:
             spark.stop()
+
+
+class _Remote:
+    """The Connect sessions that are open in this process, and what the variable was before the first of them."""
+
+    users = 0
+    before: str | None = None
+
+
+@contextlib.contextmanager
+def _marked_as_remote() -> Iterator[None]:
+    """PySpark marks the whole process as remote by a variable, and `functions` then make remote columns only: it must
+    be there as long as any Connect session is, in whichever order they are closed."""
+    with _lock:
+        if _Remote.users == 0:
+            _Remote.before = os.environ.get(_REMOTE)
+        _Remote.users += 1
+        os.environ[_REMOTE] = "1"
+    try:
+        yield
+    finally:
+        with _lock:
+            _Remote.users -= 1
+            if _Remote.users == 0:
+                _put_back({_REMOTE: _Remote.before})
 
 
 class _Started:
@@ -235,8 +265,12 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _put_back(before)
+
+
+def _put_back(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

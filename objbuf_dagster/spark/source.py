@@ -23,7 +23,7 @@ from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.lake.schema import ENTRIES
 from objbuf_dagster.protocol import BLOCK_BYTES, PlannedBatch
 from objbuf_dagster.spark.options import Options, Session, parse
-from objbuf_dagster.spark.packing import pack
+from objbuf_dagster.spark.packing import cost, pack
 from objbuf_dagster.spark.pushdown import Sequences, push
 from objbuf_dagster.spark.rows import read_rows
 from objbuf_dagster.spark.selection import choose
@@ -44,8 +44,6 @@ _HIDDEN_OPTIONS = ("spark.sql.redaction.options.regex", "(?i:^storage[.])")
 _HIDDEN_TEXT = ("spark.sql.redaction.string.regex", r'(?i:storage[.]\w+"\s+value: "[^"\\]*(\\.[^"\\]*)*")')
 """A Spark Connect server logs requests as they came, options and all, before it asks whether they are any good."""
 _PARALLELISM = "spark.sql.leafNodeDefaultParallelism"
-_GET_BYTES = 64 << 10
-"""What a GET costs, in bytes that could have been read instead: a partition of a thousand tiny batches is not small."""
 
 
 def register(
@@ -123,7 +121,7 @@ def source_class(session: Session) -> type[DataSource]:
 def plan_partitions(options: Options, wanted: Sequences) -> list[tuple[PlannedBatch, ...]]:
     """The batches to read, shared out in order and about equally."""
     batches = choose(options.place, options.selection, wanted)
-    costs = [_GET_BYTES + (batch.size or 0) for batch in batches]
+    costs = list(map(cost, batches))
     useful = min(options.min_partitions, 1 + sum(costs) // BLOCK_BYTES)
     return [tuple(batches[share.start : share.stop]) for share in pack(costs, options.partition_bytes, useful)]
 

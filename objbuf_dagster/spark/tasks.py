@@ -1,14 +1,15 @@
-"""Work shared out to Spark by the number of the task: no data goes in but what the function carries."""
+"""Work shared out to Spark: by the number of the task, or by a row that each task gets."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from objbuf_dagster.errors import JobFailed
+from objbuf_dagster.errors import JobFailed, ObjbufError
 from objbuf_dagster.lake import Column
 from objbuf_dagster.spark.session import prepare
 from objbuf_dagster.spark.shipping import executor_errors
@@ -18,16 +19,57 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _UNKNOWN_CORES = 8
+_WITH_THE_FUNCTION = 512 << 10
+
+TaskFunction = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
+_LONGEST_REASON = 300
+_NOISE = re.compile(r"^(An error occurred while calling \S+\.?|at .*|Traceback .*|JVM stacktrace:|Driver stacktrace:)$")
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def number_tasks(
     spark: SparkSession,
     number: int,
-    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    function: TaskFunction,
     ddl: str,
 ) -> DataFrame:
     """What `function` makes of rows that are the numbers from 0 to below `number`, each in a task of its own."""
     return prepare(spark).range(0, number, 1, number).mapInArrow(function, ddl)
+
+
+def share_tasks(
+    spark: SparkSession,
+    shares: Sequence[bytes],
+    function: TaskFunction,
+    ddl: str,
+) -> DataFrame:
+    """What `function` makes of rows that have one of the shares in their column `share`, each in a task of its own.
+
+    Few go with the function, which is fast. Many would go to every task, and Spark writes a large function to its
+    disk, credentials and all: they are rows of their own, at the price of a shuffle.
+    """
+    if sum(map(len, shares)) <= _WITH_THE_FUNCTION:
+        return number_tasks(spark, len(shares), _Carried(tuple(shares), function), ddl)
+    rows = [(number, bytearray(share)) for number, share in enumerate(shares)]
+    frame = prepare(spark).createDataFrame(rows, "number long, share binary")
+    # As many numbers as partitions, all known to whoever draws the borders, make a partition of each; hashes would put
+    # several into one task.
+    return frame.repartitionByRange(len(rows), "number").mapInArrow(function, ddl)
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """A function with its shares, for rows that are their numbers."""
+
+    shares: tuple[bytes, ...]
+    function: TaskFunction = field(repr=False)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for number in numbers(batches):
+            share = pa.record_batch([pa.array([self.shares[number]], pa.binary())], names=["share"])
+            yield from self.function(iter([share]))
 
 
 def ddl(columns: Iterable[Column]) -> str:
@@ -37,7 +79,7 @@ def ddl(columns: Iterable[Column]) -> str:
 
 @contextlib.contextmanager
 def job_errors(remedy: str) -> Iterator[None]:
-    """Around what runs a job: what Spark raises, page after page, in one line, and what to do about it.
+    """Around what runs a job, and nothing else: what Spark raises, page after page, in one line, and the remedy.
 
     Raises ExecutorNotReady or JobFailed, with Spark's own as the cause.
     """
@@ -45,15 +87,40 @@ def job_errors(remedy: str) -> Iterator[None]:
         with executor_errors():
             yield
     except Exception as error:
-        if not type(error).__module__.startswith(("pyspark.", "py4j.", "grpc.")):
+        if not _is_sparks(error):
             raise
-        raise JobFailed(f"Spark ended the job: {_reason(str(error))}; {remedy}") from error
+        raise JobFailed(f"Spark ended the job: {reason(error)}; {remedy}") from error
 
 
-def _reason(text: str) -> str:
-    """The line that tells most: the last cause of a Java trace, or the first line."""
-    causes = re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)
-    return (causes[-1] if causes else text.partition("\n")[0]).strip()[:400]
+def _is_sparks(error: Exception) -> bool:
+    """Errors of Spark, and those of the way to it: when its JVM is gone, Py4J lets the socket's own pass."""
+    if isinstance(error, ObjbufError):
+        return False
+    return isinstance(error, OSError) or type(error).__module__.startswith(("pyspark.", "py4j.", "grpc."))
+
+
+def reason(error: BaseException) -> str:
+    """What Spark says, in one line: its exceptions carry whole stack traces."""
+    text = str(error)
+    said = _raised(text) or _first_said(text) or type(error).__name__
+    said = re.sub(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?:: |$))", r"\1", said)  # an exception's class, without its package
+    return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]}..."
+
+
+def _raised(text: str) -> str:
+    """What a Python worker raised: the line that ends the last traceback, where the frames before it are indented."""
+    _, found, frames = text.rpartition(_TRACEBACK)
+    lines = frames.splitlines()[1:] if found else []
+    return next((line.strip() for line in lines if line and not line[0].isspace()), "")
+
+
+def _first_said(text: str) -> str:
+    """The first line that is none of those that stand before every error; Java's last cause, if that one says more."""
+    lines = [line.strip().lstrip(": ") for line in text.splitlines()]
+    said = next((line for line in lines if line and not _NOISE.match(line)), "")
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    told = [cause for cause in causes if ": " in cause and cause.partition(": ")[2] not in said]
+    return f"{said} ({told[-1]})" if told else said
 
 
 def numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:

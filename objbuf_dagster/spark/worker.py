@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.buffer import FetchHandle
-from objbuf_dagster.errors import ObjbufError
+from objbuf_dagster.errors import JobFailed, ObjbufError
 from objbuf_dagster.lake import DataFile, folder_of
 from objbuf_dagster.protocol import PlannedBatch
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.pages import EntriesFile
-from objbuf_dagster.spark.tasks import numbers
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
@@ -29,7 +28,10 @@ if TYPE_CHECKING:
 FILE_NAME = re.compile(r"/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{8}\.parquet$")
 """A file's name tells its first and last sequence and the job that wrote it; the rest makes it unlike any other."""
 
+REMEDY = "nothing was committed: land it again"
+
 _FILE_BYTES = 128 << 20
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task did: the files it wrote and the batches in them, or why it could not."""
+    """What a task did: the files it wrote and the sequences of the batches in them, or why it could not."""
 
     range: SequenceRange
-    batches: int = 0
+    sequences: tuple[int, ...] = ()
     files: tuple[DataFile, ...] = ()
     bytes_read: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -54,9 +56,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The function that Spark runs: each row is the number of a share, and gives one report."""
+    """The function that Spark runs: each row is a share (`share_tasks`), and gives one report.
 
-    shares: tuple[bytes, ...]
+    Shares are rows and no part of this, since Spark sends it whole to every task, and writes what is above 1 MiB to a
+    plain file: it must stay small, and has the stores' credentials.
+    """
+
     fetcher: FetchHandle
     manifest_path: str
     store: Store
@@ -65,14 +70,16 @@ class Task:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        for number in numbers(batches):
-            report = self.do(pickle.loads(self.shares[number]))  # noqa: S301  the driver made it
-            yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
+        for batch in batches:
+            for share in batch.column("share"):
+                report = self.do(pickle.loads(share.as_py()))  # noqa: S301  the driver made it
+                yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 
     def do(self, share: Share) -> Report:
-        """Errors of ours become the range's: those of Spark would stop all other ranges too, and hide what they say."""
+        """Errors become the range's: those of Spark would stop all other ranges too, and hide what they say."""
         clock = _Clock()
         files: list[DataFile] = []
+        done: list[int] = []
         bytes_read = 0
         try:
             file, first = EntriesFile(self.manifest_path), share.batches[0].descriptor.sequence
@@ -86,9 +93,17 @@ class Task:
                     with clock.on("write"):
                         files += self._written(file, share.range, first, batch.descriptor.sequence)
                     file, first = EntriesFile(self.manifest_path), batch.descriptor.sequence + 1
+                done.append(batch.descriptor.sequence)
         except ObjbufError as error:
             return Report(share.range, error=error)
-        return Report(share.range, len(share.batches), tuple(files), bytes_read, clock.spent)
+        except ImportError:
+            raise  # the executor lacks something, for all ranges alike: the driver says what, and how to get it
+        except Exception as error:  # noqa: BLE001  memory, libraries, defects: the other ranges have no part in it
+            at = share.batches[min(len(done), len(share.batches) - 1)].descriptor
+            where = f"range {share.range}, at sequence {at.sequence}, {at.location}"
+            said = f"{type(error).__name__}: {error}".rstrip(": ")[:_LONGEST_REASON]
+            return Report(share.range, error=JobFailed(f"{where}: {said}; {REMEDY}"))
+        return Report(share.range, tuple(done), tuple(files), bytes_read, clock.spent)
 
     def _written(self, file: EntriesFile, key: SequenceRange, first: int, last: int) -> list[DataFile]:
         if not file.rows:

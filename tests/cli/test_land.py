@@ -9,6 +9,7 @@ import pty
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,9 @@ import pytest
 
 from objbuf_dagster.buffer import Consumer, peek
 from objbuf_dagster.buffer.retention import Mark, Retention, retention_path
-from objbuf_dagster.cli.land import jobs
+from objbuf_dagster.cli.land import MAX_BATCH_BYTES, jobs
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.protocol import BatchDescriptor, PlannedBatch, RangeObject
+from objbuf_dagster.protocol import DEFAULT_MAX_BYTES, BatchDescriptor, PlannedBatch, RangeObject
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.session import session
 from objbuf_dagster.store import LocalStore, Store
@@ -187,6 +188,42 @@ def test_ranges_that_fail_are_named_and_stop_neither_the_others_nor_pass_the_fro
 
 
 @pytest.mark.usefixtures("spark")
+def test_json_has_ranges_that_failed_too(root: Path) -> None:
+    batch_file(root, 1).unlink()
+
+    result = run("land", "all", *places(root), "--max-batches", "1", "--json")
+
+    assert result.exit_code == 1
+    first, failed, last, total = map(json.loads, result.stdout.splitlines())
+    assert (first["range"], last["range"]) == (key(0), key(2))
+    assert failed.keys() == {"range", "error"}
+    assert failed["range"] == key(1)
+    assert "sequence 1 names it, so its data is lost or expired" in failed["error"]
+    assert (total["landed"], total["failed"]) == (2, 1)
+
+
+@pytest.mark.usefixtures("spark")
+def test_batches_may_be_as_large_as_is_said(tmp_path: Path) -> None:
+    root = tmp_path / "buffer"
+    fill(root, [b"x" * 5000])
+
+    result = run("land", "all", *places(root), "--max-batch-bytes", "4000")
+
+    assert result.exit_code == 1
+    assert "4000" in one_line(result.stderr)
+    ok("land", "all", *places(root), "--max-batch-bytes", "6000")
+    assert entries(table_of(root)) == [b"x" * 5000]
+    assert MAX_BATCH_BYTES == DEFAULT_MAX_BYTES
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    with contextlib.suppress(OSError):  # it may end while we look
+        return any(file.readlink() == path for file in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell which files a process has open")
+@pytest.mark.usefixtures("spark")
 def test_range_that_kills_its_worker_fails_alone(root: Path) -> None:
     ok("ranges", "plan", root, "--max-batches", "1")
     trap = batch_file(root, 1)
@@ -195,10 +232,11 @@ def test_range_that_kills_its_worker_fails_alone(root: Path) -> None:
     def kill_who_reads_it() -> None:
         while not over.is_set():
             with contextlib.suppress(OSError), open(os.open(trap, os.O_WRONLY | os.O_NONBLOCK), "wb"):
-                for pid, command in descendants(os.getpid()).items():
-                    if "pyspark.daemon" in command:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+                readers: list[int] = []
+                while not readers and not over.wait(0.01):
+                    readers = [pid for pid in descendants(os.getpid()) if _has_open(pid, trap)]
+                for pid in readers:
+                    os.kill(pid, signal.SIGKILL)
             over.wait(0.05)
 
     killer = threading.Thread(target=kill_who_reads_it)
@@ -246,6 +284,8 @@ def test_ctrl_c_ends_spark_and_keeps_and_acks_what_has_landed(tmp_path: Path) ->
         process = start("land", "all", *places(root), "--ack", stderr=theirs, start_new_session=True)
         try:
             eventually(lambda: len(table_of(root).ranges()) == 16, within=120)
+            until_then = len(shown)
+            eventually(lambda: "16 of 17 batches" in "".join(shown[until_then:]), within=60)  # the next job runs
             children = descendants(process.pid)
             os.killpg(process.pid, signal.SIGINT)
             out, _ = process.communicate(timeout=60)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from deltalake import QueryBuilder
 from pyspark.sql import SparkSession
 
-from objbuf_dagster.errors import CorruptData, NotFound, ObjbufError
+from objbuf_dagster.buffer import BufferPlace
+from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound, ObjbufError
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import BatchDescriptor, Metadata, PlannedBatch
-from objbuf_dagster.ranges import SequenceRange, range_of
+from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, range_of
 from objbuf_dagster.spark.landing import Failed, Landed, land, land_all
 from objbuf_dagster.spark.reading import read
-from objbuf_dagster.store import LocalStore, Store
+from objbuf_dagster.store import LocalStore, ObjectInfo, Store
 from tests.spark.landing import Filled, fill, rows_in
-from tests.spark.rows import batch, entries, of_every_kind
+from tests.spark.rows import Row, batch, entries, of_every_kind
+from tests.support.buffers import append, batch_name, put_batch
 from tests.support.s3 import S3Location
 
 
@@ -59,6 +65,15 @@ def test_a_range_becomes_exactly_its_rows(spark: SparkSession, places: tuple[Sto
     by_deltalake = table.delta().to_pyarrow_table().drop_columns("_odb_range")
     ordered = by_deltalake.sort_by([("_odb_sequence", "ascending"), ("_odb_entry_index", "ascending")])
     assert list(zip(*(column.to_pylist() for column in ordered.columns), strict=True)) == filled.rows()
+    assert by_rust(table) == filled.rows()
+
+
+def by_rust(table: LakeTable) -> list[Row]:
+    """As deltalake's own engine reads it, which does not use pyarrow's Parquet."""
+    names = ", ".join(column.name for column in table.schema.data)
+    query = f"SELECT {names} FROM t ORDER BY _odb_sequence, _odb_entry_index"  # noqa: S608
+    found = pa.table(QueryBuilder().register("t", table.delta()).execute(query))
+    return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
 def test_landing_again_replaces_exactly_that_range(
@@ -131,6 +146,24 @@ def test_duckdb_reads_the_files_of_a_table(
     assert found == small.rows(0)
 
 
+def test_a_buffer_that_was_made_anew_does_not_replace_the_rows_of_the_old(
+    spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path
+) -> None:
+    land(spark, small.place, small.ranges[0], table)
+    anew = LocalStore(tmp_path / "anew")
+    locations = [put_batch(anew, batch_name(n), [b"new %d" % n]) for n in range(3)]
+    for location in locations:
+        append(anew, location)
+    place = BufferPlace(anew)
+    (planned,) = plan(place.manifests(), RangeLedger(anew), Limits(max_wait=0))
+    assert range_of(planned) == range_of(small.ranges[0])
+
+    with pytest.raises(BufferReplaced, match="another buffer's"):
+        land(spark, place, planned, table)
+
+    assert rows_in(spark, table) == small.rows(0)
+
+
 def test_a_range_without_rows_lands_too(spark: SparkSession, table: LakeTable, tmp_path: Path) -> None:
     filled = fill(LocalStore(tmp_path / "empty"), [batch(0, []), batch(1, [])], per_range=2)
 
@@ -147,7 +180,7 @@ def test_nothing_to_land_starts_no_job(spark: SparkSession, small: Filled, table
 
 
 def damage_corrupt(filled: Filled, location: str) -> str:
-    filled.place.store.put(location, b"\xff" * 50)
+    filled.place.store.put(location, b"\xff" * len(filled.place.store.read(location)))
     return "batch has version 65535"
 
 
@@ -223,6 +256,80 @@ def test_progress_is_told_and_ends_with_everything(spark: SparkSession, table: L
 
     assert told == sorted(told)
     assert told[-1] == (8, filled.ranges[0].size)
+
+
+class Gated(LocalStore):
+    """Objects whose name ends so are not read before the file `gate` is there."""
+
+    def __init__(self, root: Path, ending: str, gate: Path) -> None:
+        super().__init__(root)
+        self.ending = ending
+        self.gate = gate
+
+    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        late = time.monotonic() + 30
+        while path.endswith(self.ending) and not self.gate.exists() and time.monotonic() < late:
+            time.sleep(0.02)
+        return super().read(path, max_bytes=max_bytes)
+
+
+def test_progress_is_told_while_tasks_run(spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path) -> None:
+    """The last batch of all waits until what landed before it was told."""
+    gate = tmp_path / "gate"
+    place = dataclasses.replace(small.place, store=Gated(tmp_path / "buffer", "8.batch", gate))
+    told: list[tuple[int, int]] = []
+
+    def progress(batches: int, amount: int) -> None:
+        told.append((batches, amount))
+        if batches == 6:
+            gate.touch()
+
+    outcomes = list(land_all(spark, place, small.ranges, table, progress=progress))
+
+    assert all(isinstance(outcome, Landed) for outcome in outcomes)
+    assert (6, small.ranges[0].size + small.ranges[1].size) in told[:-1]
+    assert told == sorted(told)
+    assert told[-1] == (9, sum(one.size for one in small.ranges))
+
+
+class Hanging(LocalStore):
+    """A store that does not answer who lists it, and says that it was asked."""
+
+    def __init__(self, root: Path, asked: Path) -> None:
+        super().__init__(root)
+        self.asked = asked
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
+        self.asked.touch()
+        time.sleep(600)
+        return super().list(prefix, after=after)
+
+
+def test_a_store_that_hangs_holds_up_its_progress_and_not_the_commit(
+    spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    table.store = Hanging(tmp_path / "lake/entries", asked)
+    place = dataclasses.replace(small.place, store=Gated(tmp_path / "buffer", ".batch", asked))
+    told: list[tuple[int, int]] = []
+
+    landed = land(spark, place, small.ranges[0], table, progress=lambda *so_far: told.append(so_far))
+
+    assert landed.seconds < 60
+    assert told == [(3, small.ranges[0].size)]
+    assert list(table.ranges()) == [landed.range.key]
+
+
+def test_a_range_that_is_given_twice_is_refused_before_anything_starts(
+    spark: SparkSession, small: Filled, table: LakeTable
+) -> None:
+    first, second, _ = small.ranges
+
+    with pytest.raises(InvalidInput, match=range_of(first).key) as raised:
+        land_all(spark, small.place, [first, second, first], table)
+
+    assert range_of(second).key not in str(raised.value)
+    assert not table.exists()
 
 
 def test_reading_some_ranges_gives_those(spark: SparkSession, small: Filled, table: LakeTable) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import zstandard
 from pyspark.sql import SparkSession
 
 from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.lake import ENTRIES
 from objbuf_dagster.protocol import BatchDescriptor, Block, Metadata, check_batch
 from objbuf_dagster.protocol.blocks import encode_block
+from objbuf_dagster.protocol.page import BYTE_ARRAY, INT64
+from objbuf_dagster.spark.columns import COLUMNS
 from objbuf_dagster.spark.pages import EntriesFile, goes_in_as_it_is
 from tests.protocol.batches import footer, framings
 from tests.spark.rows import MANIFEST_PATH, Batch, Row, batch, entries, of_every_kind, rows_of
@@ -185,6 +189,47 @@ def test_row_groups_are_of_sensible_size(tmp_path: Path) -> None:
     assert len(sizes) > 3
 
 
+def test_metadata_counts_as_part_of_a_file_and_of_its_row_groups(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    file = EntriesFile(MANIFEST_PATH)
+    batches = [batch(n, [b"%d" % n], [Metadata(0, n, rng.randbytes(1 << 20))]) for n in range(150)]
+
+    for number, one in enumerate(batches, 1):
+        file.add(one.descriptor, check_batch(one.data))
+        assert number << 20 <= file.size_so_far < (number + 1) << 20
+
+    (tmp_path / "a").write_bytes(b"".join(file.finish()))
+    metadata = pq.ParquetFile(tmp_path / "a").metadata
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [64, 64, 22]
+    assert by_pyarrow(tmp_path / "a") == rows_of(batches)
+
+
+def test_metadata_that_repeats_counts_once(tmp_path: Path) -> None:
+    payload = bytes(1 << 20)
+    batches = [batch(n, [b"%d" % n], [Metadata(0, n, payload)]) for n in range(150)]
+
+    write(tmp_path / "a", batches)
+
+    assert pq.ParquetFile(tmp_path / "a").metadata.num_row_groups == 1
+
+
+def test_locations_count_as_part_of_a_file() -> None:
+    file = EntriesFile(MANIFEST_PATH)
+    for number in range(1000):
+        file.add(BatchDescriptor(number, f"ingest/{number:01000d}"), check_batch(batch(0, [b"x"]).data))
+
+    assert file.size_so_far > 1000 * 1000
+
+
+def test_the_columns_of_a_file_are_those_of_the_table(tmp_path: Path) -> None:
+    stated = {(BYTE_ARRAY, False): "binary", (BYTE_ARRAY, True): "string", (INT64, False): "long"}
+    in_files = [(one.name, stated[one.type, one.text], one.optional) for one in COLUMNS]
+
+    assert in_files == [(one.name, one.type, one.nullable) for one in ENTRIES.data]
+    write(tmp_path / "a", [batch(1, [b"x"])])
+    assert pq.read_schema(tmp_path / "a").equals(ENTRIES.to_arrow())
+
+
 def test_statistics_tell_sequences_and_times(tmp_path: Path) -> None:
     batches = [
         batch(3, [b"a"] * 5, [Metadata(2, 50, b"")]),
@@ -201,8 +246,11 @@ def test_statistics_tell_sequences_and_times(tmp_path: Path) -> None:
     assert (times.min, times.max, times.null_count) == (-7, 50, 2)
     assert found["_odb_metadata"].null_count == 2
     stats = file.statistics()
-    assert stats["minValues"] == {"_odb_sequence": 3, "_odb_entry_index": 0, "_odb_ingestion_time_ms": -7}
-    assert stats["maxValues"] == {"_odb_sequence": 4, "_odb_entry_index": 4, "_odb_ingestion_time_ms": 50}
+    first, last = (one.descriptor.location for one in batches)
+    numbers = {"_odb_sequence": 3, "_odb_entry_index": 0, "_odb_ingestion_time_ms": -7}
+    assert stats["minValues"] == {**numbers, "_odb_data_path": first}
+    numbers = {"_odb_sequence": 4, "_odb_entry_index": 4, "_odb_ingestion_time_ms": 50}
+    assert stats["maxValues"] == {**numbers, "_odb_data_path": last}
     assert stats["nullCount"]["_odb_ingestion_time_ms"] == stats["nullCount"]["_odb_metadata"] == 2
 
 
@@ -231,7 +279,7 @@ def test_filters_on_sequence_and_time_skip_row_groups(query: str, tmp_path: Path
 def test_a_sequence_that_no_column_can_hold_is_refused() -> None:
     beyond = BatchDescriptor(2**63, "ingest/a.batch")
 
-    with pytest.raises(InvalidInput, match="9223372036854775808"):
+    with pytest.raises(InvalidInput, match=r"sequence 9223372036854775808, ingest/a\.batch: "):
         EntriesFile(MANIFEST_PATH).add(beyond, Block(b"\0\0\0\0", False, 4, 1))
 
 

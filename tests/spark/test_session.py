@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark import SparkFiles
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812, everybody's name for it
 
 import objbuf_dagster
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.spark.session import prepare, session
+from objbuf_dagster.store import LocalStore
+from tests.spark.landing import fill
 from tests.spark.processes import descendants, is_alive, leftovers, python, wait_until
+from tests.spark.rows import batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,6 +106,57 @@ def test_connect_session_is_prepared_and_leaves_the_process_as_it_was(connect_ur
     assert dict(os.environ) == before
 
 
+def test_connect_sessions_may_overlap_in_any_order(connect_url: str) -> None:
+    before = dict(os.environ)
+    first, second = session(remote=connect_url), session(remote=connect_url)
+
+    first.__enter__()
+    spark = second.__enter__()
+    first.__exit__(None, None, None)
+
+    assert spark.range(3).where(F.col("id") > 0).count() == 2
+    second.__exit__(None, None, None)
+    assert dict(os.environ) == before
+
+
+def test_classic_session_can_follow_connect_sessions_that_overlapped(connect_url: str, tmp_path: Path) -> None:
+    code = f"""
+from objbuf_dagster.spark.session import session
+first, second = session(remote={connect_url!r}), session(remote={connect_url!r})
+first.__enter__(), second.__enter__()
+first.__exit__(None, None, None), second.__exit__(None, None, None)
+with session(master="local[1]") as spark:
+    print(spark.range(3).count())
+"""
+    with python(code, tmp_path) as process:
+        stdout, stderr = process.communicate()
+
+    assert stdout == "3\n", stderr
+
+
+def test_connect_session_that_could_not_start_leaves_the_process_as_it_was(connect_url: str) -> None:
+    before = dict(os.environ)
+
+    with session(remote=connect_url) as spark:
+        with pytest.raises(PySparkException, match="INVALID_CONNECT_URL"):
+            session(remote="sc://127.0.0.1/path").__enter__()
+        assert spark.range(3).where(F.col("id") > 0).count() == 2
+
+    assert dict(os.environ) == before
+
+
+def test_second_session_of_an_application_says_that_it_has_no_source(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = spark.newSession()
+
+    assert prepare(second) is second
+
+    [record] = [record for record in caplog.records if record.name == "objbuf_dagster.spark.session"]
+    assert record.levelname == "WARNING"
+    assert "another session of this Spark application has registered 'objbuf'" in record.getMessage()
+
+
 def test_importing_everything_starts_no_process(tmp_path: Path) -> None:
     code = """
 import os, subprocess
@@ -182,10 +238,20 @@ with session(master="local[1]") as spark:
 
 
 def test_dagster_pysparks_resource_works(tmp_path: Path) -> None:
+    filled = fill(LocalStore(tmp_path / "buffer"), [batch(n, [b"%d" % n] * 3) for n in range(4)], per_range=4)
     code = """
+import os
 import dagster
 from dagster_pyspark import PySparkResource
+from objbuf_dagster.buffer import BufferPlace
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.ranges import RangeLedger
+from objbuf_dagster.spark.landing import land
+from objbuf_dagster.spark.reading import read
 from objbuf_dagster.spark.session import prepare, set_environment
+from objbuf_dagster.store import open_store
+
+buffer, lake = os.environ["BUFFER"], os.environ["LAKE"]
 
 def where(batches):
     import objbuf_dagster, pyarrow
@@ -197,15 +263,25 @@ def landed(pyspark: PySparkResource) -> None:
     spark = prepare(pyspark.spark_session)
     [row] = spark.range(1).mapInArrow(where, "path string").collect()
     print(spark.conf.get("spark.sql.shuffle.partitions"), row.path)
+    store, table = open_store(buffer), LakeTable(lake)
+    [planned] = RangeLedger(store).list()
+    land(spark, BufferPlace(store), planned, table)
+    source = spark.read.format("objbuf").option("buffer", buffer).option("since_frontier", "true").load()
+    for frame in (read(spark, table), source):
+        rows = frame.select("_odb_sequence", "_odb_entry_index", "entry").orderBy("_odb_sequence", "_odb_entry_index")
+        print([(row[0], row[1], bytes(row[2])) for row in rows.collect()])
 
 set_environment()
 resource = PySparkResource(spark_config={"spark.master": "local[1]", "spark.sql.shuffle.partitions": "7"})
 assert dagster.materialize([landed], resources={"pyspark": resource}).success
 """
-    with python(code, tmp_path, DAGSTER_DISABLE_TELEMETRY="yes") as process:
+    places = {name.upper(): (tmp_path / name).as_uri() for name in ("buffer", "lake")}
+    with python(code, tmp_path, DAGSTER_DISABLE_TELEMETRY="yes", **places) as process:
         stdout, stderr = process.communicate()
 
-    assert re.fullmatch(r"7 \S+/objbuf_dagster-[0-9a-f]{16}\.zip/objbuf_dagster/__init__\.py\n", stdout), stderr
+    said, *rows = stdout.splitlines()
+    assert re.fullmatch(r"7 \S+/objbuf_dagster-[0-9a-f]{16}\.zip/objbuf_dagster/__init__\.py", said), stderr
+    assert rows == [str([(row[0], row[1], row[-1]) for row in filled.rows()])] * 2, stderr
 
 
 def test_only_the_dataframe_api_is_used() -> None:
