@@ -76,28 +76,8 @@ def _two_cores(quick: bool, folder: Path) -> bool:
 
 def _against_others(bench: Bench, spark: Any, pool: ProcessPoolExecutor, folder: Path) -> bool:
     data = fill(folder / "main", 4 if bench.quick else 64, log_line, "zstd")
-    text = _as_text(data, folder / "text")
-    target = folder / "target"
     landed: list[Landed] = []
-
-    def ours() -> None:
-        landed.append(_land(spark, data, _fresh(target)))
-
-    def text_to_parquet() -> None:
-        spark.read.text(str(text)).write.option("compression", "zstd").parquet(str(_fresh(target) / "out"))
-
-    def source_to_parquet() -> None:
-        source = spark.read.format("objbuf").option("buffer", data.folder.as_uri()).option("since_frontier", "true")
-        source.load().write.option("compression", "zstd").parquet(str(_fresh(target) / "out"))
-
-    runs: dict[str, Callable[[], object]] = {
-        "landing": ours,
-        "Spark's text files to zstd Parquet": text_to_parquet,
-        "the data source to Spark's Parquet writer": source_to_parquet,
-        "two processes: pyarrow decodes and writes": lambda: _spread(pool, _decode_and_write, data, _fresh(target)),
-        "two processes: the same work, no Spark": lambda: _spread(pool, _same_work, data, _fresh(target)),
-        "two processes: a bare copy of the objects": lambda: _spread(pool, _copy, data, _fresh(target)),
-    }
+    runs = _ways(spark, pool, data, folder, landed)
     bench.heading(
         f"landing {data.block_bytes / 1e9:.2f} GB of 200-byte records in {len(data.objects)} Zstandard batches "
         f"({data.planned.size / 1e9:.2f} GB stored), every block checked, local[2]"
@@ -120,6 +100,30 @@ def _against_others(bench: Bench, spark: Any, pool: ProcessPoolExecutor, folder:
     return kept
 
 
+def _ways(
+    spark: Any, pool: ProcessPoolExecutor, data: Data, folder: Path, landed: list[Landed]
+) -> dict[str, Callable[[], object]]:
+    """Landing, and the ways that it is compared with."""
+    text = _as_text(data, _fresh(folder / "text"))
+    target = folder / "target"
+
+    def text_to_parquet() -> None:
+        spark.read.text(str(text)).write.option("compression", "zstd").parquet(str(_fresh(target) / "out"))
+
+    def source_to_parquet() -> None:
+        source = spark.read.format("objbuf").option("buffer", data.folder.as_uri()).option("since_frontier", "true")
+        source.load().write.option("compression", "zstd").parquet(str(_fresh(target) / "out"))
+
+    return {
+        "landing": lambda: landed.append(_land(spark, data, _fresh(target))),
+        "Spark's text files to zstd Parquet": text_to_parquet,
+        "the data source to Spark's Parquet writer": source_to_parquet,
+        "two processes: pyarrow decodes and writes": lambda: _spread(pool, _decode_and_write, data, _fresh(target)),
+        "two processes: the same work, no Spark": lambda: _spread(pool, _same_work, data, _fresh(target)),
+        "two processes: a bare copy of the objects": lambda: _spread(pool, _copy, data, _fresh(target)),
+    }
+
+
 def _where_time_goes(best: Landed) -> None:
     spent = ", ".join(f"{what} {seconds:.2f} s" for what, seconds in best.task_seconds.items())
     rest = best.seconds - sum(best.task_seconds.values()) / 2
@@ -128,21 +132,11 @@ def _where_time_goes(best: Landed) -> None:
 
 
 def _print_one(name: str, data: Data, spark: Any, pool: ProcessPoolExecutor, folder: Path, rounds: int) -> None:
-    target = folder / "target"
-    best = best_of(
-        {
-            "landing": lambda: _land(spark, data, _fresh(target)),
-            "same work": lambda: _spread(pool, _same_work, data, _fresh(target)),
-            "copy": lambda: _spread(pool, _copy, data, _fresh(target)),
-        },
-        rounds,
-    )
-    print(
-        f"  {name:<32} landing {best['landing']:.2f} s ({data.block_bytes / best['landing'] / 1e6:.0f} MB/s), "
-        f"{best['landing'] / best['same work']:.2f}x the same work without Spark, "
-        f"{best['landing'] / best['copy']:.2f}x a bare copy of {data.planned.size / 1e6:.0f} MB",
-        flush=True,
-    )
+    best = best_of(_ways(spark, pool, data, folder, []), rounds)
+    landing = best.pop("landing")
+    print(f"  {name}: landing {landing:.2f} s, {data.block_bytes / landing / 1e6:.0f} MB/s; times that of", flush=True)
+    for other, seconds in best.items():
+        print(f"    {other:<44} {landing / seconds:>6.3f}", flush=True)
 
 
 def _scaling(quick: bool, folder: Path) -> bool:
@@ -235,7 +229,6 @@ def _large(rng: random.Random) -> bytes:
 
 def _as_text(data: Data, folder: Path) -> Path:
     """The same records as lines, a file for each batch."""
-    folder.mkdir()
     fetcher = data.place.fetcher()
     for number, batch in enumerate(data.planned.batches[:_DIFFERENT]):
         lines = fetcher.fetch(batch.descriptor).entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet")
+_DATA_PATH = "_odb_data_path"
 _STATS = ("minValues", "maxValues", "nullCount")
 
 
@@ -74,6 +75,14 @@ def check_files(range_key: str, files: Collection[DataFile]) -> None:
             raise InvalidInput(f"stats are {', '.join(_STATS)}, not {sorted(file.stats)}")
     if len({file.path for file in files}) != len(files):
         raise InvalidInput(f"the same file is given twice for range {range_key}")
+
+
+def batches_of(files: Sequence[DataFile | LiveFile]) -> tuple[str, str] | None:
+    """The first and the last of the batches that these files came from, by name, if they all say."""
+    bounds = [[file.stats.get(bound, {}).get(_DATA_PATH) for bound in ("minValues", "maxValues")] for file in files]
+    if not bounds or any(bound is None for pair in bounds for bound in pair):
+        return None
+    return min(str(least) for least, _ in bounds), max(str(most) for _, most in bounds)
 
 
 def add_action(range_key: str, file: DataFile) -> AddAction:

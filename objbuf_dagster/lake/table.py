@@ -43,6 +43,7 @@ from objbuf_dagster.lake.files import (
     LiveFile,
     Snapshot,
     add_action,
+    batches_of,
     check_files,
     folder_of,
 )
@@ -67,7 +68,6 @@ checkpoint is small next to the data of ten ranges."""
 _OUR_METADATA = ("range", "rows", "epoch", "software", "run_id")
 _CONTENTION = RetryPolicy(base_seconds=0.05, cap_seconds=2.0)
 _HEADS_AT_ONCE = 16
-_DATA_PATH = "_odb_data_path"
 
 Metadata = Mapping[str, str | int | float | bool | None]
 
@@ -314,7 +314,7 @@ class LakeTable:
                 f"range {range_key} shares sequences with {other}, which has landed in {self.name}: rows would be "
                 "there twice. Were range objects deleted or the buffer made anew? Land into another table"
             )
-        there, ours = _batches(live), _batches(landing)
+        there, ours = batches_of(live), batches_of(landing)
         if self.schema == ENTRIES and there and ours and there != ours:  # every batch of a range is in this table
             raise BufferReplaced(
                 f"range {range_key} of {self.name} came from {there[0]} to {there[1]}, and would be replaced by "
@@ -365,14 +365,6 @@ class LakeTable:
     def _sync(self, version: int) -> None:
         if self.root is not None:
             sync_log(self.root, version - 2 * CHECKPOINT_INTERVAL)
-
-
-def _batches(files: Sequence[DataFile | LiveFile]) -> tuple[str, str] | None:
-    """The first and the last of the batches that these files came from, by name, if they all say."""
-    bounds = [[file.stats.get(bound, {}).get(_DATA_PATH) for bound in ("minValues", "maxValues")] for file in files]
-    if not bounds or any(bound is None for pair in bounds for bound in pair):
-        return None
-    return min(str(least) for least, _ in bounds), max(str(most) for _, most in bounds)
 
 
 def _is_there(live: list[LiveFile], files: Sequence[DataFile], landing: list[DataFile]) -> bool:

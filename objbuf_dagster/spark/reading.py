@@ -8,6 +8,7 @@ otherwise, since no store writes there.
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from objbuf_dagster.protocol import BLOCK_BYTES
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.packing import pack
 from objbuf_dagster.spark.rows import MOST_ROWS, cuts
-from objbuf_dagster.spark.tasks import ddl, number_tasks, numbers, parallelism
+from objbuf_dagster.spark.tasks import ddl, parallelism, share_tasks, shares_in
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
@@ -66,9 +67,8 @@ def read(
         paths = [_literal(f"{root}/{file.path}") for file in files]
         return spark.read.schema(columns).option("basePath", root).parquet(*paths)
     packed = pack([file.size for file in files], _TASK_BYTES, parallelism(spark))
-    shares = tuple(tuple((file.path, file.range) for file in files[part.start : part.stop]) for part in packed)
-    task = _Task(shares, table.store, table.schema)
-    return number_tasks(spark, len(shares), task, columns)
+    shares = [pickle.dumps([(file.path, file.range) for file in files[part.start : part.stop]]) for part in packed]
+    return share_tasks(spark, shares, _Task(table.store, table.schema), columns)
 
 
 def _jvm_root(spark: SparkSession, table: LakeTable, native: bool | None) -> str | None:
@@ -95,15 +95,14 @@ def _has_settings(spark: SparkSession, scheme: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The function that Spark runs: each row is the number of a share of the files, and gives their rows."""
+    """The function that Spark runs: each row is a share of the files, and gives their rows."""
 
-    shares: tuple[tuple[tuple[str, str], ...], ...]
     store: Store
     schema: TableSchema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in numbers(batches):
-            for path, key in self.shares[number]:
+        for share in shares_in(batches):
+            for path, key in pickle.loads(share):  # noqa: S301  the driver made it
                 yield from self._rows(path, key)
 
     def _rows(self, path: str, key: str) -> Iterator[pa.RecordBatch]:

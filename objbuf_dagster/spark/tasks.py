@@ -1,4 +1,4 @@
-"""Work shared out to Spark: by the number of the task, or by a row that each task gets."""
+"""Work shared out to Spark, a share to each task, and what Spark says when it ends a job."""
 
 from __future__ import annotations
 
@@ -18,23 +18,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+TaskFunction = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
+
 _UNKNOWN_CORES = 8
 _WITH_THE_FUNCTION = 512 << 10
-
-TaskFunction = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 _LONGEST_REASON = 300
 _NOISE = re.compile(r"^(An error occurred while calling \S+\.?|at .*|Traceback .*|JVM stacktrace:|Driver stacktrace:)$")
 _TRACEBACK = "Traceback (most recent call last):"
-
-
-def number_tasks(
-    spark: SparkSession,
-    number: int,
-    function: TaskFunction,
-    ddl: str,
-) -> DataFrame:
-    """What `function` makes of rows that are the numbers from 0 to below `number`, each in a task of its own."""
-    return prepare(spark).range(0, number, 1, number).mapInArrow(function, ddl)
 
 
 def share_tasks(
@@ -49,7 +39,8 @@ def share_tasks(
     disk, credentials and all: they are rows of their own, at the price of a shuffle.
     """
     if sum(map(len, shares)) <= _WITH_THE_FUNCTION:
-        return number_tasks(spark, len(shares), _Carried(tuple(shares), function), ddl)
+        numbers = prepare(spark).range(0, len(shares), 1, len(shares))
+        return numbers.mapInArrow(_Carried(tuple(shares), function), ddl)
     rows = [(number, bytearray(share)) for number, share in enumerate(shares)]
     frame = prepare(spark).createDataFrame(rows, "number long, share binary")
     # As many numbers as partitions, all known to whoever draws the borders, make a partition of each; hashes would put
@@ -67,9 +58,9 @@ class _Carried:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        for number in numbers(batches):
-            share = pa.record_batch([pa.array([self.shares[number]], pa.binary())], names=["share"])
-            yield from self.function(iter([share]))
+        for batch in batches:
+            shares = [self.shares[number] for number in batch.column(0).to_pylist()]
+            yield from self.function(iter([pa.record_batch([pa.array(shares, pa.binary())], names=["share"])]))
 
 
 def ddl(columns: Iterable[Column]) -> str:
@@ -123,10 +114,10 @@ def _first_said(text: str) -> str:
     return f"{said} ({told[-1]})" if told else said
 
 
-def numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+def shares_in(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """What such a function gets."""
     for batch in batches:
-        yield from batch.column(0).to_pylist()
+        yield from batch.column("share").to_pylist()
 
 
 def parallelism(spark: SparkSession) -> int:

@@ -20,6 +20,7 @@ from objbuf_dagster.lake import DataFile, folder_of
 from objbuf_dagster.protocol import PlannedBatch
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.pages import EntriesFile
+from objbuf_dagster.spark.tasks import shares_in
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class Report:
 class Task:
     """The function that Spark runs: each row is a share (`share_tasks`), and gives one report.
 
-    Shares are rows and no part of this, since Spark sends it whole to every task, and writes what is above 1 MiB to a
-    plain file: it must stay small, and has the stores' credentials.
+    It has the stores' credentials and goes to every task, so it must stay small: what is large, Spark writes to disk.
     """
 
     fetcher: FetchHandle
@@ -70,10 +70,9 @@ class Task:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        for batch in batches:
-            for share in batch.column("share"):
-                report = self.do(pickle.loads(share.as_py()))  # noqa: S301  the driver made it
-                yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
+        for share in shares_in(batches):
+            report = self.do(pickle.loads(share))  # noqa: S301  the driver made it
+            yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 
     def do(self, share: Share) -> Report:
         """Errors become the range's: those of Spark would stop all other ranges too, and hide what they say."""

@@ -1,4 +1,5 @@
-"""Sessions for tests: `spark` on `local[2]`, `cluster_spark` on processes of its own, `connect_spark` on a server.
+"""A small buffer and a table, and sessions: `spark` on `local[2]`, `cluster_spark` on processes of its own,
+`connect_spark` on a server.
 
 Each is started when first asked for and kept as long as possible. Use one of them per test: PySpark knows one at a
 time, which is also why they are not for fixtures of a wider scope.
@@ -7,14 +8,20 @@ time, which is also why they are not for fixtures of a wider scope.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import tests
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.spark.session import session
+from objbuf_dagster.store import LocalStore
 from tests.spark.clusters import ClassicSessions, connect_server
+from tests.spark.landing import Filled, fill
+from tests.spark.rows import batch
 
 cloudpickle.register_pickle_by_value(tests)  # type: ignore[no-untyped-call]  # executors can't import the functions that tests send them
 
@@ -56,3 +63,16 @@ def connect_spark(connect_url: str) -> Iterator[SparkSession]:
     """A prepared session on the Spark Connect server, new for each test."""
     with session(remote=connect_url) as spark:
         yield spark
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Filled:
+    """Three ranges of three batches."""
+    made = [batch(n, [b"%d-%d" % (n, i) for i in range(n + 1)], [Metadata(0, n, b"m")]) for n in range(9)]
+    return fill(LocalStore(tmp_path / "buffer"), made, per_range=3)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LakeTable:
+    """One that is not there yet."""
+    return LakeTable(f"file://{tmp_path}/lake/entries")

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound, ObjbufError
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.protocol import BatchDescriptor, Metadata, PlannedBatch
+from objbuf_dagster.protocol import BatchDescriptor, PlannedBatch
 from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, range_of
 from objbuf_dagster.spark.landing import Failed, Landed, land, land_all
 from objbuf_dagster.spark.reading import read
@@ -36,18 +36,6 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Store, LakeT
     s3: S3Location = request.getfixturevalue("s3")
     lake = s3.below("lake/entries")
     return s3.below("buffer").open(), LakeTable(lake.url, options=lake.options)
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Filled:
-    """Three ranges of three batches."""
-    made = [batch(n, [b"%d-%d" % (n, i) for i in range(n + 1)], [Metadata(0, n, b"m")]) for n in range(9)]
-    return fill(LocalStore(tmp_path / "buffer"), made, per_range=3)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> LakeTable:
-    return LakeTable(f"file://{tmp_path}/lake/entries")
 
 
 def files_of(table: LakeTable, number: int, filled: Filled) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def typed(rows: int, body: list[str | None], payload: list[bytes | None]) -> pa.
 
 def blocks_of(store: LocalStore | MemoryStore, path: str, schema: TableSchema) -> Iterator[pa.RecordBatch]:
     """What a task hands to Spark."""
-    task = _Task((((path, key(0)),),), store, schema)
-    return task(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
+    share = pickle.dumps([(path, key(0))])
+    return _Task(store, schema)(iter([pa.RecordBatch.from_pydict({"share": [share]})]))
 
 
 def blocks_of_file(data: pa.Table, **options: Any) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,7 @@ from objbuf_dagster.protocol import BatchDescriptor, Metadata, PlannedBatch, Ran
 from objbuf_dagster.spark.landing import TASK_BYTES, land, shares
 from objbuf_dagster.spark.packing import cost
 from objbuf_dagster.spark.reading import read
-from objbuf_dagster.spark.tasks import job_errors, number_tasks, reason, share_tasks
+from objbuf_dagster.spark.tasks import job_errors, reason, share_tasks
 from objbuf_dagster.spark.worker import Task
 from objbuf_dagster.store import LocalStore
 from tests.spark.landing import fill
@@ -91,8 +91,9 @@ def rows_of_each_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 def check_each_share_has_a_task(spark: SparkSession) -> None:
-    for number in (1, 2, 3, 13):
-        sent = [b"%d" % n for n in range(number)]
+    """Both those that go with the function and those that are too much for that."""
+    for number, padding in ((1, 0), (2, 0), (13, 0), (1, 600_000), (3, 300_000), (13, 50_000)):
+        sent = [b"%d" % n + bytes(padding) for n in range(number)]
 
         rows = share_tasks(spark, sent, rows_of_each_task, "rows long, shares binary").collect()
 
@@ -127,7 +128,7 @@ def kill_the_worker(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def check_the_reason_is_told(spark: SparkSession) -> None:
     with pytest.raises(JobFailed) as raised, job_errors("do it again"):
-        number_tasks(spark, 1, raise_memory_error, "id long").collect()
+        share_tasks(spark, [b"x"], raise_memory_error, "share binary").collect()
 
     assert str(raised.value) == "Spark ended the job: MemoryError: this is the reason; do it again"
 
@@ -142,7 +143,7 @@ def test_what_a_worker_raises_is_the_reason_through_spark_connect(connect_spark:
 
 def test_a_killed_worker_is_told_as_such(spark: SparkSession) -> None:
     with pytest.raises(JobFailed, match=r"worker exited unexpectedly") as raised, job_errors("do it again"):
-        number_tasks(spark, 1, kill_the_worker, "id long").collect()
+        share_tasks(spark, [b"x"], kill_the_worker, "share binary").collect()
 
     assert "\n" not in str(raised.value)
 
@@ -178,7 +179,7 @@ def test_the_line_that_tells_most_is_the_reason(said: str, line: str) -> None:
     assert reason(RuntimeError(said)) == line
 
 
-def test_what_spark_sends_to_every_task_does_not_grow_with_the_range(tmp_path: Path, spark: SparkSession) -> None:
+def test_the_function_is_small_and_reports_what_it_landed(tmp_path: Path, spark: SparkSession) -> None:
     """Above 1 MiB Spark writes it to a plain file, and it has the credentials of the stores."""
     from pyspark import cloudpickle
 

@@ -14,13 +14,11 @@ from pyspark.sql import SparkSession
 
 from objbuf_dagster.errors import JobFailed
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.ranges import range_of
 from objbuf_dagster.spark.landing import Failed, Landed, commit, land_all
 from objbuf_dagster.spark.worker import Report
 from objbuf_dagster.store import LocalStore
-from tests.spark.landing import Filled, fill, rows_in
-from tests.spark.rows import batch
+from tests.spark.landing import Filled, rows_in
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -65,18 +63,6 @@ def test_a_long_share_needs_no_more_memory_than_one_file(compression: str, tmp_p
     rows, files, long = land_batches(tmp_path / "long", 51, compression)
     assert (rows, files) == (51 * 1024, 4)
     assert long < short + 48, f"{short} MiB for 136 MiB of batches, {long} MiB for 408 MiB"
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Filled:
-    """Three ranges of three batches."""
-    made = [batch(n, [b"%d-%d" % (n, i) for i in range(n + 1)], [Metadata(0, n, b"m")]) for n in range(9)]
-    return fill(LocalStore(tmp_path / "buffer"), made, per_range=3)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> LakeTable:
-    return LakeTable(f"file://{tmp_path}/lake/entries")
 
 
 @pytest.mark.parametrize(
