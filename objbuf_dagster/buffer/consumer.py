@@ -250,6 +250,17 @@ class Consumer:
         self._acked = max(self._acked or 0, self._dequeued)
         self.metrics.count(m.ACKS, max(0, sequence + 1 - (before if known is None else known)))
 
+    def ack_as(self, decide: Callable[[Manifest], BatchDescriptor | None]) -> Manifest:
+        """Ack through the batch that `decide` names from the manifest as it is, or nothing if it names none.
+
+        One read, and one write if the frontier moves; returns the manifest as it is then. `decide` is asked again when
+        somebody else wrote in between. Raises as `ack_through` does, and what `decide` raises, with nothing changed.
+        """
+        manifest, before = self._dequeue_as(decide)
+        self.metrics.count(m.ACKS, manifest.frontier - before)
+        self._acked = max(self._acked or 0, self._dequeued)
+        return manifest
+
     def flush(self) -> None:
         """Dequeue what is acked and not dequeued yet, if anything."""
         self._check_open()
@@ -330,22 +341,32 @@ class Consumer:
 
     def _dequeue(self, through: int, location: str | None = None) -> int:
         """Dequeue durably through this sequence, and return the frontier as it was before."""
+        return self._dequeue_as(lambda _: BatchDescriptor(through, location or "", ()))[1]
+
+    def _dequeue_as(self, decide: Callable[[Manifest], BatchDescriptor | None]) -> tuple[Manifest, int]:
+        """Returns the manifest as it is now, and the frontier as it was before. No location means any."""
         self._check_open()
         before = 0
 
         def drop(manifest: Manifest, _: bool) -> bool:
             nonlocal before
             self._check_epoch(manifest)
-            _check_produced(through, manifest)
-            entry = manifest.entry(through) if location is not None else None
-            if entry is not None and entry.location != location:
-                raise BufferReplaced(f"sequence {through} is {entry.location}, but {location} was processed")
             before = manifest.frontier
-            manifest.dequeue(through)
+            wanted = decide(manifest)
+            if wanted is None:
+                return False
+            _check_produced(wanted.sequence, manifest)
+            entry = manifest.entry(wanted.sequence) if wanted.location else None
+            if entry is not None and entry.location != wanted.location:
+                raise BufferReplaced(
+                    f"sequence {wanted.sequence} is {entry.location}, but {wanted.location} was processed"
+                )
+            manifest.dequeue(wanted.sequence)
             return manifest.frontier > before
 
-        self._saw(self._manifest.update(drop))
-        return before
+        manifest = self._manifest.update(drop)
+        self._saw(manifest)
+        return manifest, before
 
 
 def _check_produced(sequence: int, manifest: Manifest) -> None:

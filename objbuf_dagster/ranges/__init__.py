@@ -3,6 +3,6 @@
 from objbuf_dagster.ranges.frontier import frontier
 from objbuf_dagster.ranges.key import SequenceRange
 from objbuf_dagster.ranges.ledger import RangeLedger, range_of
-from objbuf_dagster.ranges.planner import Limits, cut, plan
+from objbuf_dagster.ranges.planner import Limits, check_against, cut, plan
 
-__all__ = ["Limits", "RangeLedger", "SequenceRange", "cut", "frontier", "plan", "range_of"]
+__all__ = ["Limits", "RangeLedger", "SequenceRange", "check_against", "cut", "frontier", "plan", "range_of"]

@@ -72,6 +72,7 @@ def plan(
     manifest: Manifest | None = None,
     max_ranges: int | None = None,
     hint: SequenceRange | None = None,
+    tail: RangeObject | None = None,
     sizes: MutableMapping[int, int] | None = None,
     on_gap: Literal["fail", "skip"] = "fail",
     dry_run: bool = False,
@@ -80,9 +81,10 @@ def plan(
     """Extend the chain of ranges over what the manifest holds beyond it, and return what was added.
 
     `manifest`, if the caller has just read it, saves reading it again. At most `max_ranges` are added; one that another
-    planner added in the meantime is adopted, and counts. `hint` as in RangeLedger.list. `sizes`, by sequence, kept from
-    call to call, saves asking again for batches that had to wait. `on_gap="skip"` goes on at the frontier where
-    sequences left the manifest unplanned. A dry run writes nothing and returns what it would have added.
+    planner added in the meantime is adopted, and counts. `hint` as in RangeLedger.list; `tail`, a range that was the
+    last of the chain a moment ago, saves listing it. `sizes`, by sequence, kept from call to call, saves asking again
+    for batches that had to wait. `on_gap="skip"` goes on at the frontier where sequences left the manifest unplanned. A
+    dry run writes nothing and returns what it would have added.
 
     Raises SequenceGap for such sequences otherwise, BufferReplaced if the manifest is not the one that the
     chain was planned from. What was written before an error stays, and the next call goes on behind it.
@@ -92,7 +94,8 @@ def plan(
     known = {} if sizes is None else sizes
     now_ms = int(clock() * 1000)
     added: list[RangeObject] = []
-    tail = ledger.tail(hint)
+    if tail is None or tail.end + 1 < manifest.frontier:  # what lies between may be planned, and must not be again
+        tail = ledger.tail(hint)
     if tail is not None and tail.end >= manifest.next_sequence:
         manifest = _reread(source, tail)
     start = _next_start(manifest, tail, on_gap)
@@ -110,7 +113,7 @@ def plan(
                     if len(added) == max_ranges:
                         break
                     if made.end != end:  # another planner's: go on where that one ends
-                        _check_against(manifest, made)
+                        check_against(manifest, made)
                         go_on = True
                         break
     finally:
@@ -130,13 +133,14 @@ def _reread(source: ManifestStore, tail: RangeObject) -> Manifest:
 def _next_start(manifest: Manifest, tail: RangeObject | None, on_gap: Literal["fail", "skip"]) -> int:
     if tail is None:
         return manifest.frontier
-    _check_against(manifest, tail)
+    check_against(manifest, tail)
     if tail.end + 1 < manifest.frontier and on_gap == "fail":
         raise SequenceGap(tail.end + 1, manifest.frontier - 1)
     return max(tail.end + 1, manifest.frontier)
 
 
-def _check_against(manifest: Manifest, planned: RangeObject) -> None:
+def check_against(manifest: Manifest, planned: RangeObject) -> None:
+    """Where the manifest and a range both know a sequence, they must name the same batch. Raises BufferReplaced."""
     first = max(planned.start, manifest.frontier)
     both = manifest.entries(after=first - 1, limit=max(0, planned.end + 1 - first))
     compare_locations(planned, {entry.sequence: entry.location for entry in both})

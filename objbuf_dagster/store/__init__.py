@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.store.aws import SessionCredentials
 from objbuf_dagster.store.base import Blob, Conflict, ObjectInfo, Payload, Store, TransientError, check_path
 from objbuf_dagster.store.cloud import CloudStore, Credentials
 from objbuf_dagster.store.local import LocalStore
@@ -23,6 +24,7 @@ __all__ = [
     "Payload",
     "RetryPolicy",
     "RetryingStore",
+    "SessionCredentials",
     "Store",
     "TransientError",
     "check_path",

@@ -117,6 +117,9 @@ class LocalStore(Store):
             for directory, _, names in os.walk(top, onerror=_raise_unless_gone):
                 relative = below + os.path.relpath(directory, top).replace(os.sep, "/") + "/"
                 relative = relative.removesuffix("./")
+                if after is not None and after.startswith(relative):
+                    behind = after[len(relative) :]
+                    names = [name for name in names if name > behind]  # noqa: PLW2901  first: it leaves few of many
                 for name in names:
                     path = relative + name
                     if _is_ours(name) or (after is not None and path <= after):

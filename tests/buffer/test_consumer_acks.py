@@ -6,7 +6,8 @@ import pytest
 
 from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH, Consumer
 from objbuf_dagster.buffer import metrics as m
-from objbuf_dagster.errors import BufferReplaced, OutOfOrderAck, StorageUnavailable
+from objbuf_dagster.errors import BufferReplaced, Fenced, OutOfOrderAck, StorageUnavailable
+from objbuf_dagster.protocol import BatchDescriptor, Manifest
 from objbuf_dagster.store import MemoryStore, RetryingStore
 from tests.buffer.consumers import open_consumer
 from tests.support.buffers import fill, manifest_of
@@ -176,3 +177,60 @@ def test_a_consumer_that_lags_behind_another_with_its_epoch_goes_on_at_the_front
     Consumer.attach(store, epoch=owner.epoch).ack_through(5)
     owner.ack_through(3)
     owner.ack(6)
+
+
+def test_an_ack_decided_from_the_manifest_costs_one_read_and_one_write(store: MemoryStore) -> None:
+    fill(store, 5)
+    counting = CountingStore(store)
+    consumer = open_consumer(counting)
+    counting.reset()
+
+    manifest = consumer.ack_as(lambda now: now.entry(now.frontier + 2))
+
+    assert (counting.count("get"), counting.count("put"), counting.count()) == (1, 1, 2)
+    assert manifest.frontier == manifest_of(store).frontier == 3
+
+
+def test_a_decision_for_nothing_writes_nothing(store: MemoryStore) -> None:
+    fill(store, 5)
+    counting = CountingStore(store)
+    consumer = open_consumer(counting)
+    counting.reset()
+
+    assert consumer.ack_as(lambda now: None).frontier == 0
+
+    assert (counting.count("get"), counting.count()) == (1, 1)
+
+
+def test_a_decision_is_made_again_when_somebody_else_wrote(store: MemoryStore) -> None:
+    fill(store, 2)
+    consumer = open_consumer(store)
+    seen: list[int] = []
+
+    def last(now: Manifest) -> BatchDescriptor | None:
+        seen.append(now.next_sequence)
+        if len(seen) == 1:
+            fill(store, 1)  # between the read and the write
+        return now.entry(now.next_sequence - 1)
+
+    assert consumer.ack_as(last).frontier == 3
+    assert seen == [2, 3]
+
+
+def test_a_fenced_consumer_is_not_even_asked_to_decide(store: MemoryStore) -> None:
+    fill(store, 2)
+    consumer = open_consumer(store)
+    open_consumer(store)
+
+    with pytest.raises(Fenced):
+        consumer.ack_as(lambda now: pytest.fail("asked"))
+
+
+def test_a_decision_for_another_buffers_batch_is_refused(store: MemoryStore) -> None:
+    fill(store, 2)
+    consumer = open_consumer(store)
+
+    with pytest.raises(BufferReplaced):
+        consumer.ack_as(lambda now: BatchDescriptor(1, "ingest/another"))
+
+    assert manifest_of(store).frontier == 0

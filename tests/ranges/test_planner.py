@@ -392,3 +392,29 @@ def test_a_range_object_under_a_wrong_name_is_refused() -> None:
     store.put("ingest/ranges/00000000000000000004", store.read("ingest/ranges/00000000000000000000"))
     with pytest.raises(CorruptData, match="starts at 0"):
         RangeLedger(store).tail()
+
+
+def test_a_tail_that_is_at_hand_saves_the_listing() -> None:
+    store = CountingStore(MemoryStore())
+    fill(store, 6)
+    (first,) = plan(manifests(store), RangeLedger(store), Limits(max_batches=3, max_wait=0), max_ranges=1)
+    store.reset()
+
+    added = plan(manifests(store), RangeLedger(store), ALL, tail=first)
+
+    assert keys(added) == [(3, 5)]
+    assert store.count("list") == 0
+
+
+def test_a_tail_that_is_no_longer_the_last_neither_doubles_nor_skips() -> None:
+    store = MemoryStore()
+    fill(store, 9)
+    by_three = Limits(max_batches=3, max_wait=0)
+    first, second = plan(manifests(store), RangeLedger(store), by_three, max_ranges=2)
+
+    assert keys(plan(manifests(store), RangeLedger(store), by_three, tail=first)) == [(3, 5), (6, 8)]
+
+    Consumer.open(store, gc_interval=None).ack_through(6)
+    assert keys(plan(manifests(store), RangeLedger(store), by_three, tail=first, on_gap="skip")) == []
+    assert RangeLedger(store).starts() == [0, 3, 6]
+    assert range_of(second) == SequenceRange(3, 5)
