@@ -90,10 +90,12 @@ class StorageUnavailable(StorageError):
 class Fenced(ObjbufError):
     """Another consumer took the buffer over; nothing was changed. Open again if this one should have it: restart."""
 
-    def __init__(self, held: int, current: int) -> None:
+    def __init__(
+        self, held: int, current: int, remedy: str = "Open a new consumer only if this process should own the buffer"
+    ) -> None:
         super().__init__(
             f"another consumer took over: this one holds epoch {held}, the manifest says {current}. "
-            "Nothing was changed. Open a new consumer only if this process should own the buffer"
+            f"Nothing was changed. {remedy}"
         )
         self.held = held
         self.current = current
@@ -115,10 +117,12 @@ class TimedOut(ObjbufError, TimeoutError):
 class SequenceGap(ObjbufError):
     """Sequences were dequeued before they were planned; they can be in no range: give up."""
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(
+        self, first: int, last: int, remedy: str = "`objbuf ranges plan --skip-gap` goes on without them"
+    ) -> None:
         super().__init__(
             f"sequences {first} to {last} left the manifest before they were planned: somebody acked them, by hand or "
-            "with another consumer. Find out who; `objbuf ranges plan --skip-gap` goes on without them"
+            f"with another consumer. Find out who; {remedy}"
         )
         self.first = first
         self.last = last
@@ -157,3 +161,16 @@ class RangeExpired(ObjbufError):
 
 class JobFailed(ObjbufError):
     """Spark ended a job: a process was killed, memory ran out. Nothing was committed; see what it says, then: retry."""
+
+
+class CheckFailed(ObjbufError):
+    """Rows written for a range are not what its batches say; nothing was committed. A defect, or a disk: give up.
+
+    checks: all that were made of the range, `RangeCheck`s of `lake`, those that passed included.
+    """
+
+    def __init__(self, key: str, checks: tuple[Any, ...]) -> None:
+        found = "; ".join(f"{check.name}: {check.description}" for check in checks if not check.passed)
+        super().__init__(f"range {key} was written wrong, and nothing was committed: {found}")
+        self.key = key
+        self.checks = checks

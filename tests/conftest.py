@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: an S3 server, and a fresh store of each kind."""
+"""Fixtures that every test may use: an S3 server, a fresh store of each kind, a Spark session."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from pyspark.sql import SparkSession
 
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
+from tests.spark.clusters import ClassicSessions
 from tests.support.s3 import S3Location, s3_server
 
 settings.register_profile("suite", derandomize=True, database=None, deadline=None)
@@ -57,3 +59,17 @@ def _shared(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return LocalStore(tmp_path / "store")
     location: S3Location = request.getfixturevalue("s3")
     return location.open()
+
+
+@pytest.fixture(scope="session")
+def classic_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClassicSessions]:
+    """Keeps the classic session, whichever it is, until the end of the run."""
+    sessions = ClassicSessions(tmp_path_factory.mktemp("cluster"))
+    yield sessions
+    sessions.close()
+
+
+@pytest.fixture
+def spark(classic_sessions: ClassicSessions) -> SparkSession:
+    """A prepared session on `local[2]`, the same for all tests."""
+    return classic_sessions.local()

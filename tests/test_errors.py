@@ -10,6 +10,7 @@ import pytest
 
 from objbuf_dagster import errors
 from objbuf_dagster.errors import ObjbufError
+from objbuf_dagster.lake import RangeCheck
 
 _EXAMPLES: list[ObjbufError] = [
     errors.ObjbufError("something"),
@@ -31,6 +32,9 @@ _EXAMPLES: list[ObjbufError] = [
     errors.BufferReplaced("next_sequence went from 900 to 2"),
     errors.RangeNotPlanned("00000000000000000005", "run the planner"),
     errors.RangeExpired("5-8", since_ms=1_700_000_000_000, since="2023-11-14", retention_seconds=3600.0),
+    errors.CheckFailed(
+        "5-8", (RangeCheck("a", True, "all is well", {}), RangeCheck("b", False, "row 7 is lost", {"rows": 6}))
+    ),
 ]
 _CLASSES = [
     kind

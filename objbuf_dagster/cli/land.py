@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +42,6 @@ if TYPE_CHECKING:
 
 _ALL = "all"
 _MAX_WAIT = 0.0  # `all` leaves nothing in the queue that could land
-
-# What one Spark job gets, more or less: enough to keep a cluster busy, little enough for commits to come as it goes.
-_JOB_BYTES = 4 << 30
-_JOB_BATCHES = 10_000
-_JOB_RANGES = 16
 
 # As in shared.py: a test compares it with the library's.
 MAX_BATCH_BYTES = 1 << 30
@@ -254,6 +249,7 @@ def _land(planned: list[RangeObject], place: BufferPlace, lake: LakeTable, clust
     """Land them all, as far as Spark lives. Raises what stops the rest: no Spark, or none that can do it."""
     from objbuf_dagster.errors import JobFailed
     from objbuf_dagster.spark.landing import Failed, land_all
+    from objbuf_dagster.spark.packing import jobs
 
     progress = LandingProgress(sum(len(one.batches) for one in planned), sum(one.size for one in planned))
     progress.say("starting Spark")
@@ -272,22 +268,6 @@ def _land(planned: list[RangeObject], place: BufferPlace, lake: LakeTable, clust
             progress.clear()
     finally:
         progress.clear()
-
-
-def jobs(planned: Iterable[RangeObject]) -> Iterator[list[RangeObject]]:
-    """Neighbours that share a Spark job."""
-    job: list[RangeObject] = []
-    batches = amount = 0
-    for one in planned:
-        full = batches + len(one.batches) > _JOB_BATCHES or amount + one.size > _JOB_BYTES or len(job) == _JOB_RANGES
-        if job and full:
-            yield job
-            job, batches, amount = [], 0, 0
-        job.append(one)
-        batches += len(one.batches)
-        amount += one.size
-    if job:
-        yield job
 
 
 def _ack(

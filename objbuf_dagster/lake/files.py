@@ -6,17 +6,23 @@ import json
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound
 from objbuf_dagster.lake.schema import RANGE_COLUMN
 from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
     import deltalake
     from deltalake.transaction import AddAction
 
+GONE = "it was deleted before its commit (vacuumed with too short a retention?); land the range again"
+"""Why a file that a landing wrote may not be there any more."""
+
+_HEADS_AT_ONCE = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet")
 _DATA_PATH = "_odb_data_path"
 _STATS = ("minValues", "maxValues", "nullCount")
@@ -77,12 +83,35 @@ def check_files(range_key: str, files: Collection[DataFile]) -> None:
         raise InvalidInput(f"the same file is given twice for range {range_key}")
 
 
+def check_there(store: Store, files: Collection[DataFile]) -> None:
+    """Refuse files that are not there as their writer said: a commit that names them cannot be undone."""
+    if files:
+        with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(files))) as pool:
+            list(pool.map(lambda file: _check_there(store, file), files))
+
+
+def _check_there(store: Store, file: DataFile) -> None:
+    try:
+        size = store.head(file.path).size
+    except NotFound:
+        raise NotFound(file.path, GONE) from None
+    if size != file.size:
+        raise CorruptData(f"object {file.path!r}", f"it has {size} bytes, its writer said {file.size}")
+
+
 def batches_of(files: Sequence[DataFile | LiveFile]) -> tuple[str, str] | None:
     """The first and the last of the batches that these files came from, by name, if they all say."""
     bounds = [[file.stats.get(bound, {}).get(_DATA_PATH) for bound in ("minValues", "maxValues")] for file in files]
     if not bounds or any(bound is None for pair in bounds for bound in pair):
         return None
     return min(str(least) for least, _ in bounds), max(str(most) for _, most in bounds)
+
+
+def is_there(live: Sequence[LiveFile], files: Sequence[DataFile], landing: Sequence[DataFile]) -> bool:
+    """Whether a range that has these live files has landed as `files`, or as `landing`, what was written for them."""
+    if not files and live and all(file.rows == 0 for file in live):
+        return True  # one range without rows is like another
+    return bool(live) and {file.path for file in live} == {file.path for file in landing}
 
 
 def add_action(range_key: str, file: DataFile) -> AddAction:
@@ -149,6 +178,37 @@ class Snapshot:
             if key != range_key and start <= wanted.end and wanted.start <= end:
                 return str(key)
         return None
+
+
+def check_replacing(
+    snapshot: Snapshot,
+    range_key: str,
+    live: Sequence[LiveFile],
+    landing: Sequence[DataFile],
+    name: str,
+    *,
+    every_batch: bool,
+) -> None:
+    """Refuse what would put rows into the table `name` twice, or lose those of others.
+
+    live: the files that the range has now.
+    every_batch: the table has every batch of a range, so files of the same range must name the same batches.
+    """
+    used = {file.path for file in live} & {file.path for file in landing}
+    if used:
+        raise InvalidInput(f"{min(used)} landed before with other files: write each landing to new names")
+    other = snapshot.overlap(range_key)
+    if other is not None:
+        raise InvalidInput(
+            f"range {range_key} shares sequences with {other}, which has landed in {name}: rows would be "
+            "there twice. Were range objects deleted or the buffer made anew? Land into another table"
+        )
+    there, ours = batches_of(live), batches_of(landing)
+    if every_batch and there and ours and there != ours:
+        raise BufferReplaced(
+            f"range {range_key} of {name} came from {there[0]} to {there[1]}, and would be replaced by "
+            f"{ours[0]} to {ours[1]}; or the table is another buffer's, and this one needs a table of its own"
+        )
 
 
 def _order(key: str) -> tuple[int, int]:

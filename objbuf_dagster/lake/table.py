@@ -22,19 +22,11 @@ import re
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster import __version__
-from objbuf_dagster.errors import (
-    BufferReplaced,
-    CorruptData,
-    InvalidInput,
-    NotFound,
-    StorageError,
-    StorageUnavailable,
-)
+from objbuf_dagster.errors import InvalidInput, NotFound, StorageError, StorageUnavailable
 from objbuf_dagster.lake.durable import sync_before_commit, sync_log
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.files import (
@@ -43,11 +35,14 @@ from objbuf_dagster.lake.files import (
     LiveFile,
     Snapshot,
     add_action,
-    batches_of,
     check_files,
+    check_replacing,
+    check_there,
     folder_of,
+    is_there,
 )
 from objbuf_dagster.lake.location import local_root, storage_options
+from objbuf_dagster.lake.reading import bucket_files, local_files
 from objbuf_dagster.lake.schema import ENTRIES, RANGE_COLUMN, TableSchema
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.store import RetryPolicy, open_store
@@ -55,6 +50,7 @@ from objbuf_dagster.store.cloud import Credentials
 
 if TYPE_CHECKING:
     import deltalake
+    import pyarrow.fs
 
 METADATA_KEY = "objbuf"
 """Where a commit's own words are in Delta's commitInfo."""
@@ -67,7 +63,6 @@ checkpoint is small next to the data of ten ranges."""
 
 _OUR_METADATA = ("range", "rows", "epoch", "software", "run_id")
 _CONTENTION = RetryPolicy(base_seconds=0.05, cap_seconds=2.0)
-_HEADS_AT_ONCE = 16
 
 Metadata = Mapping[str, str | int | float | bool | None]
 
@@ -170,7 +165,7 @@ class LakeTable:
                 error.in_doubt = failure is not None
                 raise
             live = snapshot.live([range_key])
-            if _is_there(live, files, landing):
+            if is_there(live, files, landing):
                 self._sync(snapshot.version)
                 return Commit(snapshot.version, len(landing) if attempts else 0, 0, attempts)
             if failure is not None and not isinstance(failure, StorageUnavailable):
@@ -180,9 +175,9 @@ class LakeTable:
                     f"other commits to {self.name} came first {attempts} times in {give_up_after:g} s: land range "
                     f"{range_key} again later, or run fewer landings at once"
                 )
-            self._check_against(snapshot, range_key, live, landing)
+            check_replacing(snapshot, range_key, live, landing, self.name, every_batch=self.schema == ENTRIES)
             if not attempts:
-                self._check_there(landing)
+                check_there(self.store, landing)
                 if not landing:
                     landing.append(self._put_empty(range_key))
                 if self.root is not None:
@@ -198,6 +193,32 @@ class LakeTable:
                 self._sync(snapshot.version + 1)
                 return Commit(snapshot.version + 1, len(landing), len(live), attempts)
             time.sleep(min(_CONTENTION.pause(attempts), max(0.0, deadline - time.monotonic())))
+
+    def check(self, range_key: str, files: Sequence[DataFile]) -> None:
+        """Raise what `commit` would raise for these files, as far as it can be known without one; nothing is written.
+
+        A table that is not there is not made. What others commit in the meantime may still make the commit fail.
+        """
+        check_files(range_key, files)
+        for file in files:
+            add_action(range_key, file)
+        snapshot = self.snapshot()
+        live = snapshot.live([range_key]) if snapshot else []
+        if snapshot is not None and not is_there(live, files, files):
+            check_replacing(snapshot, range_key, live, files, self.name, every_batch=self.schema == ENTRIES)
+        check_there(self.store, files)
+
+    def filesystem(self, sizes: Mapping[str, int] | None = None) -> pyarrow.fs.FileSystem:
+        """The files below the table for pyarrow to read, also those that no commit names, and before there is a table.
+
+        sizes: of files by path, as far as they are known: opening these asks nothing. For others in a bucket it asks
+            for the size, and no thread of this process runs until the answer is there.
+
+        Reading from a bucket raises StorageUnavailable, StorageError, NotFound or CorruptData; from a disk, OSError.
+        """
+        if self.root is not None:
+            return local_files(self.root)
+        return bucket_files(self.name, *self._location(), sizes)
 
     def files(self, ranges: Collection[str] | None = None) -> list[LiveFile]:
         """The files of these ranges, or of all, by range and path; none if nothing has landed."""
@@ -303,39 +324,6 @@ class LakeTable:
                 "of its own"
             )
 
-    def _check_against(self, snapshot: Snapshot, range_key: str, live: list[LiveFile], landing: list[DataFile]) -> None:
-        """Before each attempt, since a race was lost to somebody: what would put rows there twice, or lose others'."""
-        used = {file.path for file in live} & {file.path for file in landing}
-        if used:
-            raise InvalidInput(f"{min(used)} landed before with other files: write each landing to new names")
-        other = snapshot.overlap(range_key)
-        if other is not None:
-            raise InvalidInput(
-                f"range {range_key} shares sequences with {other}, which has landed in {self.name}: rows would be "
-                "there twice. Were range objects deleted or the buffer made anew? Land into another table"
-            )
-        there, ours = batches_of(live), batches_of(landing)
-        if self.schema == ENTRIES and there and ours and there != ours:  # every batch of a range is in this table
-            raise BufferReplaced(
-                f"range {range_key} of {self.name} came from {there[0]} to {there[1]}, and would be replaced by "
-                f"{ours[0]} to {ours[1]}; or the table is another buffer's, and this one needs a table of its own"
-            )
-
-    def _check_there(self, landing: list[DataFile]) -> None:
-        """Once: a commit that names what is not there cannot be undone."""
-        if landing:
-            with ThreadPoolExecutor(min(_HEADS_AT_ONCE, len(landing))) as pool:
-                list(pool.map(self._check_file, landing))
-
-    def _check_file(self, file: DataFile) -> None:
-        try:
-            size = self.store.head(file.path).size
-        except NotFound:
-            hint = "it was deleted before its commit (vacuumed with too short a retention?); land the range again"
-            raise NotFound(file.path, hint) from None
-        if size != file.size:
-            raise CorruptData(f"object {file.path!r}", f"it has {size} bytes, its writer said {file.size}")
-
     def _put_empty(self, range_key: str) -> DataFile:
         import pyarrow.parquet as pq
 
@@ -365,12 +353,6 @@ class LakeTable:
     def _sync(self, version: int) -> None:
         if self.root is not None:
             sync_log(self.root, version - 2 * CHECKPOINT_INTERVAL)
-
-
-def _is_there(live: list[LiveFile], files: Sequence[DataFile], landing: list[DataFile]) -> bool:
-    if not files and live and all(file.rows == 0 for file in live):
-        return True  # one range without rows is like another
-    return bool(live) and {file.path for file in live} == {file.path for file in landing}
 
 
 def _words(

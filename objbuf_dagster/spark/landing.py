@@ -4,6 +4,9 @@ Tasks write files under names of their own, which nobody refers to until the com
 range. So a task, a driver or a commit may die at any point, run twice, or run twice at a time: the table has the range
 as it was or as it is now, and files left behind are garbage for `maintain`.
 
+With `verify`, what the tasks wrote is read back and checked before the commit: `lake/checks.py` says against what. With
+`dry_run` everything happens but the commit.
+
 Only DataFrames are used, so the same code runs on a local session, a cluster and Spark Connect.
 """
 
@@ -21,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from objbuf_dagster.buffer import BufferPlace
-from objbuf_dagster.errors import InvalidInput, JobFailed, ObjbufError
-from objbuf_dagster.lake import LakeTable, folder_of
+from objbuf_dagster.errors import CheckFailed, InvalidInput, JobFailed, ObjbufError
+from objbuf_dagster.lake import DataFile, LakeTable, RangeCheck, check_range, folder_of
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.spark.packing import cost, pack
@@ -46,11 +49,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A range that is in the table.
+    """A range that is in the table; or, of a dry run, that could be.
 
     bytes_read: of the batch objects. bytes_written: of the Parquet files.
     seconds: from the start of the job that it was part of to its commit.
+    version: of the table, that has it; None for a dry run.
     task_seconds: what its tasks spent on what, added up: waiting for batches, checking, building and writing files.
+    checks: what `verify` found, all passed; none without it.
     """
 
     range: SequenceRange
@@ -60,8 +65,9 @@ class Landed:
     bytes_written: int
     files: int
     seconds: float
-    version: int
+    version: int | None
     task_seconds: Mapping[str, float] = field(default_factory=dict)
+    checks: tuple[RangeCheck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +86,21 @@ def land(
     *,
     run_id: str | None = None,
     progress: Progress | None = None,
+    verify: bool = False,
+    dry_run: bool = False,
 ) -> Landed:
     """Put exactly the rows of this range into the table, in place of those it may have of it already.
+
+    verify: read the rows back before the commit, and raise CheckFailed if they are not what the batches say.
+    dry_run: do everything but the commit, raise what it would be refused for as far as that can be known, and delete
+        the files again. The table stays as it is; one that is not there is not made.
 
     Safe to repeat, and to run twice at a time. Raises what is wrong with a batch (CorruptData, NotFound, ..., naming
     sequence and location) or with a store; then nothing is committed.
     """
-    (outcome,) = land_all(spark, buffer, [planned], table, run_id=run_id, progress=progress)
+    (outcome,) = land_all(
+        spark, buffer, [planned], table, run_id=run_id, progress=progress, verify=verify, dry_run=dry_run
+    )
     if isinstance(outcome, Failed):
         raise outcome.error
     return outcome
@@ -100,15 +114,18 @@ def land_all(
     *,
     run_id: str | None = None,
     progress: Progress | None = None,
+    verify: bool = False,
+    dry_run: bool = False,
 ) -> Iterator[Landed | Failed]:
     """Several ranges in one Spark job, one commit each, in the order given. One that fails does not stop the others.
 
     If Spark ends the job, nobody knows for which range: then each gets a job of its own. Raises InvalidInput at once if
-    a range is there twice, and ExecutorNotReady, which no range would escape.
+    a range is there twice, and ExecutorNotReady, which no range would escape. `verify` and `dry_run` are as for `land`;
+    a dry run compares each range with the table, and not with the others of the call.
     """
     if twice := [key.key for key, times in Counter(map(range_of, planned)).items() if times > 1]:
         raise InvalidInput(f"a range can land once in a call, and these are there more often: {', '.join(twice)}")
-    return _Landing(spark, buffer, table, run_id, progress).outcomes(planned)
+    return _Landing(spark, buffer, table, run_id, progress, verify, dry_run).outcomes(planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +135,27 @@ class _Landing:
     table: LakeTable
     run_id: str | None
     progress: Progress | None
+    verify: bool
+    dry_run: bool
 
     def outcomes(self, planned: Sequence[RangeObject]) -> Iterator[Landed | Failed]:
         if not planned:
             return
         started = time.perf_counter()
+        job = uuid.uuid4().hex
         try:
-            reports = self._job(planned)
+            reports = self._job(planned, job)
         except JobFailed as error:
+            self._forget(planned, job)
             if len(planned) == 1:
                 yield Failed(range_of(planned[0]), error)
                 return
         else:
             for one in planned:
-                yield commit(one, reports.get(range_of(one), []), self.table, started, self.run_id)
+                found = reports.get(range_of(one), [])
+                outcome = commit(one, found, self.table, started, self.run_id, verify=self.verify, dry_run=self.dry_run)
+                self._forget([one], job)
+                yield outcome
             return
         batches = amount = 0
         for one in planned:
@@ -140,8 +164,14 @@ class _Landing:
             batches += len(one.batches)
             amount += one.size
 
-    def _job(self, planned: Sequence[RangeObject]) -> dict[SequenceRange, list[Report]]:
-        job = uuid.uuid4().hex
+    def _forget(self, planned: Sequence[RangeObject], job: str) -> None:
+        """Delete what a dry run wrote, also what its tasks could not report; what stays is garbage for `maintain`."""
+        if self.dry_run:
+            for one in planned:
+                with contextlib.suppress(ObjbufError):
+                    self.table.store.delete([path for path, _, _ in _written(self.table.store, one, job)])
+
+    def _job(self, planned: Sequence[RangeObject], job: str) -> dict[SequenceRange, list[Report]]:
         task = Task(self.buffer.fetcher(), self.buffer.manifest_path, self.table.store, job)
         with _reporting(self.progress, self.table.store, planned, job), job_errors(REMEDY):
             cores = parallelism(self.spark)
@@ -171,9 +201,19 @@ def shares(planned: RangeObject, cores: int) -> list[Share]:
 
 
 def commit(
-    planned: RangeObject, reports: Iterable[Report], table: LakeTable, started: float, run_id: str | None
+    planned: RangeObject,
+    reports: Iterable[Report],
+    table: LakeTable,
+    started: float,
+    run_id: str | None,
+    *,
+    verify: bool = False,
+    dry_run: bool = False,
 ) -> Landed | Failed:
-    """The range as these reports of its tasks say it is; nothing, if one failed or they are not exactly the range."""
+    """The range as these reports of its tasks say it is; nothing, if one failed or they are not exactly the range.
+
+    verify, dry_run: as for `land`, but no file is deleted.
+    """
     wanted = range_of(planned)
     reports = list(reports)
     for report in reports:
@@ -184,8 +224,15 @@ def commit(
         # Never seen; but what must not be in the table twice or in parts is worth a look before the commit.
         return Failed(wanted, JobFailed(f"range {wanted}: {_mismatch(planned, done)}; {REMEDY}"))
     files = [file for report in reports for file in report.files]
+    checks: tuple[RangeCheck, ...] = ()
+    version: int | None = None
     try:
-        committed = table.commit(wanted.key, files, epoch=planned.epoch, run_id=run_id)
+        if verify:
+            checks = _verified(planned, reports, table, files)
+        if dry_run:
+            table.check(wanted.key, files)
+        else:
+            version = table.commit(wanted.key, files, epoch=planned.epoch, run_id=run_id).version
     except ObjbufError as error:
         return Failed(wanted, error)
     spent: dict[str, float] = {}
@@ -200,9 +247,22 @@ def commit(
         bytes_written=sum(file.size for file in files),
         files=len(files),
         seconds=time.perf_counter() - started,
-        version=committed.version,
+        version=version,
         task_seconds=spent,
+        checks=checks,
     )
+
+
+def _verified(
+    planned: RangeObject, reports: Iterable[Report], table: LakeTable, files: Sequence[DataFile]
+) -> tuple[RangeCheck, ...]:
+    """The checks of a range, all passed. Raises CheckFailed, and what keeps its files from being read."""
+    # A task that tells fewer counts than batches fails the check, and is no reason to stop here.
+    told = {n: count for report in reports for n, count in zip(report.sequences, report.records, strict=False)}
+    checks = check_range(table, planned, files, told)
+    if not all(check.passed for check in checks):
+        raise CheckFailed(range_of(planned).key, checks)
+    return checks
 
 
 def _mismatch(planned: RangeObject, done: Sequence[int]) -> str:
@@ -243,8 +303,14 @@ def _reporting(progress: Progress | None, store: Store, planned: Sequence[RangeO
 def _so_far(store: Store, planned: Sequence[RangeObject], job: str, sizes: Mapping[int, int]) -> tuple[int, int]:
     done: set[int] = set()
     for one in planned:
-        for info in store.list(folder_of(range_of(one).key)):
-            name = FILE_NAME.search(info.path)
-            if name is not None and name[3] == job:
-                done.update(range(int(name[1]), int(name[2]) + 1))
+        for _, first, last in _written(store, one, job):
+            done.update(range(first, last + 1))
     return len(done), sum(sizes.get(sequence, 0) for sequence in done)
+
+
+def _written(store: Store, planned: RangeObject, job: str) -> Iterator[tuple[str, int, int]]:
+    """The files that this job has written of a range: path, first and last sequence."""
+    for info in store.list(folder_of(range_of(planned).key)):
+        name = FILE_NAME.search(info.path)
+        if name is not None and name[3] == job:
+            yield info.path, int(name[1]), int(name[2])

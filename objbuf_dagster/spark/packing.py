@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from objbuf_dagster.errors import InvalidInput
-from objbuf_dagster.protocol import PlannedBatch
+from objbuf_dagster.protocol import PlannedBatch, RangeObject
 
 GET_BYTES = 64 << 10
 """What a GET costs, in bytes that could have been read instead: a share of a thousand tiny batches is not small."""
+
+# What one Spark job gets, more or less: enough to keep a cluster busy, little enough for commits to come as it goes.
+_JOB_BYTES = 4 << 30
+_JOB_BATCHES = 10_000
+_JOB_RANGES = 16
 
 
 def cost(batch: PlannedBatch) -> int:
@@ -89,3 +94,19 @@ def _middle(share: range, before: Sequence[int]) -> int:
     if half - weight(at - 1) < weight(at) - half:
         at -= 1
     return min(max(at, share.start + 1), share.stop - 1)
+
+
+def jobs(planned: Iterable[RangeObject]) -> Iterator[list[RangeObject]]:
+    """Neighbours that share a Spark job."""
+    job: list[RangeObject] = []
+    batches = amount = 0
+    for one in planned:
+        full = batches + len(one.batches) > _JOB_BATCHES or amount + one.size > _JOB_BYTES or len(job) == _JOB_RANGES
+        if job and full:
+            yield job
+            job, batches, amount = [], 0, 0
+        job.append(one)
+        batches += len(one.batches)
+        amount += one.size
+    if job:
+        yield job

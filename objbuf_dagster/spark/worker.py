@@ -45,10 +45,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task did: the files it wrote and the sequences of the batches in them, or why it could not."""
+    """What a task did: the files it wrote and the sequences of the batches in them, or why it could not.
+
+    records: how many each of these batches has, as its footer says.
+    """
 
     range: SequenceRange
     sequences: tuple[int, ...] = ()
+    records: tuple[int, ...] = ()
     files: tuple[DataFile, ...] = ()
     bytes_read: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -79,6 +83,7 @@ class Task:
         clock = _Clock()
         files: list[DataFile] = []
         done: list[int] = []
+        records: list[int] = []
         bytes_read = 0
         try:
             file, first = EntriesFile(self.manifest_path), share.batches[0].descriptor.sequence
@@ -93,6 +98,7 @@ class Task:
                         files += self._written(file, share.range, first, batch.descriptor.sequence)
                     file, first = EntriesFile(self.manifest_path), batch.descriptor.sequence + 1
                 done.append(batch.descriptor.sequence)
+                records.append(block.count)
         except ObjbufError as error:
             return Report(share.range, error=error)
         except ImportError:
@@ -102,7 +108,7 @@ class Task:
             where = f"range {share.range}, at sequence {at.sequence}, {at.location}"
             said = f"{type(error).__name__}: {error}".rstrip(": ")[:_LONGEST_REASON]
             return Report(share.range, error=JobFailed(f"{where}: {said}; {REMEDY}"))
-        return Report(share.range, tuple(done), tuple(files), bytes_read, clock.spent)
+        return Report(share.range, tuple(done), tuple(records), tuple(files), bytes_read, clock.spent)
 
     def _written(self, file: EntriesFile, key: SequenceRange, first: int, last: int) -> list[DataFile]:
         if not file.rows:

@@ -18,9 +18,9 @@ import pytest
 
 from objbuf_dagster.buffer import Consumer, peek
 from objbuf_dagster.buffer.retention import Mark, Retention, retention_path
-from objbuf_dagster.cli.land import MAX_BATCH_BYTES, jobs
+from objbuf_dagster.cli.land import MAX_BATCH_BYTES
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.protocol import DEFAULT_MAX_BYTES, BatchDescriptor, PlannedBatch, RangeObject
+from objbuf_dagster.protocol import DEFAULT_MAX_BYTES
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.session import session
 from objbuf_dagster.store import LocalStore, Store
@@ -405,19 +405,3 @@ def test_missing_buffer_is_noted_and_nothing_lands(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     assert one_line(result.stderr).startswith("note: there is no manifest ingest/manifest in ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_jobs_are_neighbours_that_keep_the_limits() -> None:
-    def planned(start: int, size: int, batches: int = 1) -> RangeObject:
-        held = (PlannedBatch(BatchDescriptor(start + n, f"ingest/{start + n}"), size) for n in range(batches))
-        return RangeObject(start, start + batches - 1, 0, 0, tuple(held))
-
-    small = [planned(n, 1) for n in range(70)]
-    large = [planned(n, 3 << 30) for n in range(3)]
-    wide = [planned(n, 1, 6_000) for n in range(0, 18_000, 6_000)]
-
-    assert [len(job) for job in jobs(small)] == [16, 16, 16, 16, 6]
-    assert [len(job) for job in jobs(large)] == [1, 1, 1]
-    assert [len(job) for job in jobs(wide)] == [1, 1, 1]
-    assert [one for job in jobs(small) for one in job] == small
-    assert list(jobs([])) == []

@@ -31,20 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "cluster_spark" in getattr(item, "fixturenames", ()))
 
 
-@pytest.fixture(scope="session")
-def classic_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClassicSessions]:
-    """Keeps the classic session, whichever it is, until the end of the run."""
-    sessions = ClassicSessions(tmp_path_factory.mktemp("cluster"))
-    yield sessions
-    sessions.close()
-
-
-@pytest.fixture
-def spark(classic_sessions: ClassicSessions) -> SparkSession:
-    """A prepared session on `local[2]`, the same for all tests."""
-    return classic_sessions.local()
-
-
 @pytest.fixture
 def cluster_spark(classic_sessions: ClassicSessions) -> SparkSession:
     """A prepared session on two executors, in processes of their own, that do not have this package."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objbuf_dagster.errors import InvalidInput
-from objbuf_dagster.spark.packing import pack
+from objbuf_dagster.protocol import BatchDescriptor, PlannedBatch, RangeObject
+from objbuf_dagster.spark.packing import jobs, pack
 
 sizes_of_any_kind = st.lists(st.integers(0, 1 << 40), max_size=300)
 
@@ -54,3 +55,19 @@ def test_many_things_are_packed_at_once() -> None:
 def test_what_cannot_be_packed_is_refused(sizes: list[int], target: int, at_least: int) -> None:
     with pytest.raises(InvalidInput):
         pack(sizes, target, at_least)
+
+
+def test_jobs_are_neighbours_that_keep_the_limits() -> None:
+    def planned(start: int, size: int, batches: int = 1) -> RangeObject:
+        held = (PlannedBatch(BatchDescriptor(start + n, f"ingest/{start + n}"), size) for n in range(batches))
+        return RangeObject(start, start + batches - 1, 0, 0, tuple(held))
+
+    small = [planned(n, 1) for n in range(70)]
+    large = [planned(n, 3 << 30) for n in range(3)]
+    wide = [planned(n, 1, 6_000) for n in range(0, 18_000, 6_000)]
+
+    assert [len(job) for job in jobs(small)] == [16, 16, 16, 16, 6]
+    assert [len(job) for job in jobs(large)] == [1, 1, 1]
+    assert [len(job) for job in jobs(wide)] == [1, 1, 1]
+    assert [one for job in jobs(small) for one in job] == small
+    assert list(jobs([])) == []
