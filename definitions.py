@@ -1,0 +1,7 @@
+"""The code location: this repo's assets, with the resources of its deployment."""
+
+from assets import ALL, source
+from objbuf_dagster.orchestration import buffer_definitions
+from resources import resources, settings
+
+defs = buffer_definitions(source, ALL, resources(), settings.sensor())

@@ -1,0 +1,145 @@
+"""Moving the frontier behind what has materialised: one function, for the hook, the sensor and people's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import dagster as dg
+
+from objbuf_dagster.buffer import Consumer
+from objbuf_dagster.orchestration.materialised import materialised
+from objbuf_dagster.orchestration.observations import held
+from objbuf_dagster.orchestration.resources import BufferResource
+from objbuf_dagster.orchestration.source import BufferSource
+from objbuf_dagster.protocol import BatchDescriptor, Manifest, RangeObject
+from objbuf_dagster.ranges import RangeLedger, SequenceRange, check_against, frontier, range_of
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What lies past the frontier: the planned ranges in order, which of them are materialised, how far to ack."""
+
+    frontier: int
+    planned: tuple[RangeObject, ...]
+    done: frozenset[SequenceRange]
+    reached: int
+
+    @property
+    def open(self) -> list[RangeObject]:
+        """Those that are not materialised."""
+        return [one for one in self.planned if range_of(one) not in self.done]
+
+    @property
+    def last_to_ack(self) -> BatchDescriptor | None:
+        """The batch to ack through, or None if the frontier stays."""
+        if self.reached == self.frontier:
+            return None
+        return next(one for one in self.planned if one.end == self.reached - 1).batches[-1].descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """Where the frontier was and is, and the range that it waits for, if one is planned."""
+
+    before: int
+    after: int
+    waits_for: SequenceRange | None
+
+    def __str__(self) -> str:
+        waits = "" if self.waits_for is None else f", which waits for range {self.waits_for}"
+        if self.after == self.before:
+            return f"the frontier stays at {self.after}{waits}"
+        return f"acked sequences {self.before} to {self.after - 1}: the frontier is {self.after}{waits}"
+
+    @property
+    def as_if(self) -> str:
+        """The same, of what was not done."""
+        waits = "" if self.waits_for is None else f", and wait for range {self.waits_for}"
+        return f"the frontier would {'stay at' if self.after == self.before else 'be'} {self.after}{waits}"
+
+
+def survey(
+    instance: dg.DagsterInstance,
+    source: BufferSource,
+    ledger: RangeLedger,
+    manifest: Manifest,
+    hint: SequenceRange | None = None,
+) -> Survey:
+    """Look at range objects and materialisations past the frontier. Changes nothing.
+
+    Raises BufferReplaced where ranges and manifest name other batches for the same sequence.
+    """
+    current = manifest.frontier
+    planned = tuple(ledger.list(current, hint))
+    for one in planned:
+        check_against(manifest, one)
+    done = frozenset(materialised(instance, source.gates, planned))
+    return Survey(current, planned, done, frontier(current, map(range_of, planned), done))
+
+
+def ack_surveyed(
+    consumer: Consumer, look: Callable[[Manifest], Survey], *, move: bool = True
+) -> tuple[Manifest, Survey]:
+    """Ack as far as a look at the manifest allows: one read, and one write if the frontier moves."""
+    seen: list[Survey] = []
+
+    def decide(manifest: Manifest) -> BatchDescriptor | None:
+        seen.append(look(manifest))
+        return seen[-1].last_to_ack if move else None
+
+    manifest = consumer.ack_as(decide)
+    return manifest, seen[-1]
+
+
+def ack_materialised(instance: dg.DagsterInstance, source: BufferSource, buffer: BufferResource) -> Acked:
+    """Move the frontier through the longest unbroken run of ranges that all of `ack_after` have materialised.
+
+    What the hook does, and what your own code calls with `ack="manual"`, from a run, a sensor or anywhere else with the
+    deployment's instance. One manifest read, and one write if it moves; repeating it is safe, in parallel too.
+
+    Raises Fenced if another deployment took the buffer over, and InvalidInput if this one never did; nothing is changed
+    then.
+    """
+    ours = held(instance, source, buffer.identity())
+    ledger = buffer.ledger()
+    _, seen = ack_surveyed(
+        buffer.attach(ours.epoch), lambda manifest: survey(instance, source, ledger, manifest, ours.oldest)
+    )
+    waits_for = next((range_of(one) for one in seen.open), None)
+    return Acked(seen.frontier, seen.reached, waits_for)
+
+
+def would_ack(
+    instance: dg.DagsterInstance,
+    source: BufferSource,
+    buffer: BufferResource,
+    ranges: Collection[SequenceRange],
+    asset: dg.AssetKey,
+) -> Acked:
+    """What `ack_materialised` would do if this asset had materialised these ranges. Changes nothing, owns nothing."""
+    seen = survey(instance, source, buffer.ledger(), buffer.place().manifests().read())
+    others = [gate for gate in source.gates if gate != asset]
+    rest = materialised(instance, others, seen.planned) if asset in source.gates else set()
+    done = seen.done | {one for one in ranges if one in rest}
+    reached = frontier(seen.frontier, map(range_of, seen.planned), done)
+    waits_for = next((range_of(one) for one in seen.planned if range_of(one) not in done), None)
+    return Acked(seen.frontier, reached, waits_for)
+
+
+def ack_hook(source: BufferSource) -> dg.HookDefinition:
+    """Moves the frontier after a step that materialised ranges.
+
+    Dagster tells a hook no partition, and swallows its errors. So it looks at everything past the frontier, and every
+    tick of the sensor does the same once more: a hook that failed or never ran is made good within seconds. After a dry
+    run it does nothing, although other ranges may wait for an ack.
+    """
+
+    @dg.success_hook(name=f"ack_{source.name}", required_resource_keys={source.name})
+    def ack(context: dg.HookContext) -> None:
+        if (context.op_config or {}).get("dry_run"):
+            return
+        buffer: BufferResource = getattr(context.resources, source.name)
+        context.log.info("%s: %s", source.name, ack_materialised(context.instance, source, buffer))
+
+    return ack

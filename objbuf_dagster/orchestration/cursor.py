@@ -1,0 +1,84 @@
+"""The sensor's cursor: what it may remember between ticks.
+
+A hint, never the truth: it is bound to one buffer and one format, and refused with what to do about it when it is
+another's. An empty cursor is the way to take a buffer over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.ranges import SequenceRange
+
+VERSION = 1
+
+RESET = (
+    "To let this deployment take the buffer over, reset the cursor: on the sensor's page, or by `dagster sensor cursor "
+    "{sensor} --delete`. Nothing is lost by that"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """buffer: the identity of the buffer that it is about.
+    epoch: that this deployment holds.
+    next_sequence: of the manifest, when it was last seen; it never falls.
+    known: the last range that Dagster has a partition for.
+    oldest: a range that begins at or before the frontier, the last one seen: listings begin there.
+    observed: what the last observation said.
+    """
+
+    buffer: str
+    epoch: int
+    next_sequence: int = 0
+    known: SequenceRange | None = None
+    oldest: SequenceRange | None = None
+    observed: Mapping[str, int | float] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        keys = {name: one.key if one else None for name, one in (("known", self.known), ("oldest", self.oldest))}
+        return json.dumps({"version": VERSION, **asdict(self), **keys})
+
+    @classmethod
+    def from_text(cls, text: str, buffer: str, sensor: str) -> Cursor:
+        """Raises InvalidInput for anything that was not written by `to_text` for this buffer."""
+        reset = RESET.format(sensor=sensor)
+        try:
+            given = json.loads(text)
+            version = given.pop("version")
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            raise InvalidInput(f"the sensor's cursor is damaged: {text[:100]!r}. {reset}") from None
+        if version != VERSION:
+            raise InvalidInput(
+                f"the sensor's cursor has format {str(version)[:20]!r}, and this release writes {VERSION}: it was made "
+                f"by another release. {reset}"
+            )
+        try:
+            found = _checked(given)
+        except (InvalidInput, TypeError, ValueError, KeyError) as error:
+            raise InvalidInput(f"the sensor's cursor is damaged ({error}): {text[:100]!r}. {reset}") from None
+        if found.buffer != buffer:
+            raise InvalidInput(
+                f"the sensor's cursor is of another buffer: {found.buffer[:300]!r}, and this is {buffer!r}. Correct "
+                "the buffer's URL; or, for another buffer, use another DAGSTER_HOME, or a source of another name, "
+                "since partitions and materialisations of the old one would be taken for those of the new one"
+            )
+        return found
+
+
+def _checked(given: dict[str, Any]) -> Cursor:
+    keys = {name: given.pop(name) for name in ("known", "oldest")}
+    given |= {name: None if key is None else SequenceRange.from_key(key) for name, key in keys.items()}
+    cursor = Cursor(**given)
+    if not isinstance(cursor.buffer, str) or not isinstance(cursor.observed, dict):
+        raise TypeError("a value is of another type")
+    for number in (cursor.epoch, cursor.next_sequence, *cursor.observed.values()):
+        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
+            raise TypeError("a number is none")
+    if not isinstance(cursor.epoch, int) or not isinstance(cursor.next_sequence, int):
+        raise TypeError("a number is not whole")
+    return cursor

@@ -1,0 +1,71 @@
+"""Everything of one pipeline in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.lake import CHECKS
+from objbuf_dagster.orchestration.jobs import Job, collect_job, schedules, table_checks, upkeep_job
+from objbuf_dagster.orchestration.sensor import landing_job, range_sensor
+from objbuf_dagster.orchestration.settings import SensorSettings
+from objbuf_dagster.orchestration.source import BufferSource
+
+
+def buffer_definitions(
+    source: BufferSource,
+    assets: Sequence[dg.AssetsDefinition],
+    resources: Mapping[str, Any],
+    settings: SensorSettings | None = None,
+    *,
+    tables: Mapping[str, str] | None = None,
+    sensor_interval_seconds: int = 5,
+) -> dg.Definitions:
+    """The external asset, these range assets, the sensor that runs them, and the jobs and schedules around.
+
+        defs = buffer_definitions(source, [entries], {"buffer": ..., "lake": ..., "spark": ...})
+
+    resources: under the names that source and assets use; the lake is `lake`.
+    tables: the lake's tables that upkeep and checks look after, by asset; those of the assets with the CHECKS of a
+        landing unless given. None are looked after if it is empty.
+
+    Steps run in the run's own process: hooks must be done before the run ends. Join other definitions with
+    `dg.Definitions.merge`. Raises InvalidInput for an asset of `ack_after` that is not there.
+    """
+    keys = {key for asset in assets for key in asset.keys}
+    if missing := [gate.to_user_string() for gate in source.gates if gate not in keys]:
+        raise InvalidInput(
+            f"ack_after names {', '.join(missing)}, which is no asset of this pipeline: nothing would ever be acked"
+        )
+    for name in (source.name, "lake"):
+        if name not in resources:
+            raise InvalidInput(f"a pipeline needs the resource {name!r}: a {_KINDS.get(name, 'BufferResource')}")
+    land = landing_job(source, assets)
+    if tables is None:
+        landed = [one.key for one in assets if set(CHECKS) <= {check.name for check in one.check_keys}]
+        tables = {key.to_user_string(): "_".join(key.path) for key in landed}
+    collect = collect_job(source)
+    upkeep = upkeep_job(sorted(set(tables.values())), name=f"upkeep_{source.name}_tables")
+    checks = [table_checks(source, asset, table) for asset, table in tables.items()]
+    check = dg.define_asset_job(
+        f"check_{source.name}_tables_job",
+        selection=dg.AssetSelection.checks(*(key for one in checks for key in one.check_keys)),
+        executor_def=dg.in_process_executor,
+        description="Looks over whole tables: what was acked is there, no hole is between ranges, nothing is twice.",
+    )
+    nightly: list[Job] = [upkeep, check] if tables else []
+    return dg.Definitions(
+        assets=[source.asset(), *assets],
+        asset_checks=checks,
+        resources=dict(resources),
+        sensors=[range_sensor(source, land, settings, interval_seconds=sensor_interval_seconds)],
+        jobs=[land, collect, *nightly],
+        schedules=schedules(collect, *nightly),
+        executor=dg.in_process_executor,
+    )
+
+
+_KINDS = {"lake": "LakeResource"}

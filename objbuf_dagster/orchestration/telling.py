@@ -1,0 +1,55 @@
+"""A tick in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from objbuf_dagster.orchestration.acking import Survey
+from objbuf_dagster.protocol import Manifest
+from objbuf_dagster.ranges import SequenceRange
+
+
+def ranges_ahead(manifest: Manifest, seen: Survey) -> int:
+    """Ranges that are past the frontier now, after what this tick acked."""
+    return sum(one.end >= manifest.frontier for one in seen.planned)
+
+
+def sentence(
+    runs: Sequence[tuple[SequenceRange, int]],
+    added: Sequence[SequenceRange],
+    manifest: Manifest,
+    seen: Survey,
+    *,
+    given_up: Sequence[SequenceRange],
+    in_flight: int,
+    known_all: bool,
+    max_ahead: int,
+) -> str:
+    """What a tick saw and did, for its log and the sensor's page."""
+    parts = [f"epoch {manifest.epoch}, frontier {manifest.frontier}, {plural(manifest.entry_count, 'batch')} queued"]
+    if manifest.frontier > seen.frontier:
+        parts.append(f"acked sequences {seen.frontier} to {manifest.frontier - 1}")
+    if not known_all:
+        parts.append("more ranges are to be added as partitions, in the next tick")
+    if added:
+        parts.append(f"added {plural(len(added), 'partition')}, the last is {added[-1]}")
+    if runs:
+        started = ", ".join(f"{one} (attempt {attempt})" for one, attempt in runs[:5])
+        parts.append(f"started {plural(len(runs), 'run')}: {started}")
+    if in_flight:
+        parts.append(f"{plural(in_flight, 'range')} in flight")
+    if given_up:
+        waits = "waits" if len(given_up) == 1 else "wait"
+        parts.append(
+            f"{plural(len(given_up), 'range')} failed and {waits} for a person, the first is {given_up[0]}: look at "
+            "its run, mend the cause, then materialise that partition; or report it as materialised, to go on without"
+        )
+    if (ahead := ranges_ahead(manifest, seen)) >= max_ahead:
+        parts.append(f"{ahead} ranges lie past the frontier, and nothing new is planned until it moves")
+    if len(parts) == 1:
+        parts.append("nothing to do" if not manifest.entry_count else "what is there waits to be enough for a range")
+    return "; ".join(parts)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"

@@ -1,0 +1,58 @@
+"""A buffer, a lake and a deployment, all real and all in a directory of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from objbuf_dagster.orchestration import BufferResource, BufferSource
+from tests.orchestration.deployments import Deployment, deployment, entries_asset
+from tests.orchestration.sensing import Sensing, sensing
+
+Produce = Callable[..., None]
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> BufferResource:
+    return BufferResource(url=(tmp_path / "buffer").as_uri())
+
+
+@pytest.fixture
+def produce(buffer: BufferResource) -> Produce:
+    """Produce so many batches of three entries each."""
+
+    def produce(batches: int = 1) -> None:
+        for _ in range(batches):
+            with buffer.producer() as producer:
+                producer.produce([b"a", b"b", b"c"], b"meta")
+
+    return produce
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, buffer: BufferResource, lake: Path) -> Iterator[Deployment]:
+    """With an asset that needs no Spark."""
+    with deployment(tmp_path / "home", buffer, lake) as made:
+        yield made
+
+
+@pytest.fixture
+def deployed_on_spark(tmp_path: Path, buffer: BufferResource, lake: Path, spark: SparkSession) -> Iterator[Deployment]:
+    """With the asset `entries`, as the pipeline of this repo has it."""
+    with deployment(tmp_path / "home", buffer, lake, assets=[entries_asset(BufferSource())]) as made:
+        yield made
+
+
+@pytest.fixture
+def sensor() -> Iterator[Sensing]:
+    """The sensor alone, on a buffer in memory: no run of it does anything."""
+    with sensing() as made:
+        yield made

@@ -1,0 +1,398 @@
+"""The frontier moves behind what has materialised, whatever started the run, and behind nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+from objbuf_dagster.errors import Fenced, InvalidInput, StorageUnavailable
+from objbuf_dagster.orchestration import (
+    BufferResource,
+    BufferSource,
+    LakeResource,
+    Outcome,
+    RangeContext,
+    ack_materialised,
+)
+from objbuf_dagster.orchestration.materialised import LAST_BATCH
+from tests.orchestration import location
+from tests.orchestration.conftest import Produce
+from tests.orchestration.deployments import (
+    DRY,
+    Deployment,
+    deployment,
+    failure_of,
+    lines_of,
+    plain_asset,
+    scripted_asset,
+    told,
+    write_lines,
+)
+
+
+def _fail(context: RangeContext, lake: LakeResource) -> Iterator[Outcome]:
+    raise RuntimeError("as the test asked")
+
+
+def planned(deployed: Deployment) -> list[str]:
+    """Take the buffer over and plan what is there; the runs are left to the test."""
+    deployed.tick()
+    deployed.tick(launch=False)
+    return deployed.partitions
+
+
+@pytest.fixture
+def failing(tmp_path: Path, buffer: BufferResource, lake: Path) -> Iterator[Deployment]:
+    source = BufferSource()
+    with deployment(tmp_path / "home", buffer, lake, assets=[scripted_asset(source, _fail)]) as made:
+        yield made
+
+
+# Every way to start a run.
+
+
+def test_run_of_the_sensor_acks_once_its_materialisation_is_stored(deployed: Deployment, produce: Produce) -> None:
+    produce(2)
+    deployed.tick()
+    (run,) = deployed.tick().runs
+    assert deployed.frontier == 2
+    log = told(deployed.instance, run.run_id)
+    acked = next(number for number, line in enumerate(log) if "acked sequences 0 to 1" in line)
+    assert log.index("ASSET_MATERIALIZATION") < acked
+
+
+def test_failed_run_of_the_sensor_acks_nothing(failing: Deployment, produce: Produce) -> None:
+    produce(2)
+    failing.tick()
+    (run,) = failing.tick().runs
+    assert not run.success
+    failing.tick(launch=False)
+    assert (failing.frontier, failing.materialised()) == (0, [])
+
+
+def test_materialise_in_the_ui_acks(deployed: Deployment, produce: Produce) -> None:
+    produce(2)
+    (key,) = planned(deployed)
+    assert deployed.materialise(key).success
+    assert deployed.frontier == 2
+
+
+def test_failed_materialise_in_the_ui_acks_nothing(failing: Deployment, produce: Produce) -> None:
+    produce(2)
+    (key,) = planned(failing)
+    result = failing.materialise(key)
+    assert "as the test asked" in failure_of(result)
+    assert key in failure_of(result)
+    assert (failing.frontier, failing.materialised()) == (0, [])
+
+
+def test_backfill_in_one_run_materialises_and_acks_every_range(
+    deployed: Deployment, produce: Produce, lake: Path
+) -> None:
+    produce(6)
+    keys = planned(deployed)
+    assert deployed.backfill(keys[0], keys[2]).success
+    assert sorted(deployed.materialised()) == keys
+    assert deployed.frontier == 6
+    assert len(lines_of(lake)) == 18
+
+
+def test_failed_backfill_in_one_run_acks_nothing(failing: Deployment, produce: Produce) -> None:
+    produce(4)
+    keys = planned(failing)
+    assert not failing.backfill(keys[0], keys[1]).success
+    assert (failing.frontier, failing.materialised()) == (0, [])
+
+
+def test_backfill_of_a_run_per_range_acks_after_each(
+    tmp_path: Path, buffer: BufferResource, lake: Path, produce: Produce
+) -> None:
+    policy = dg.BackfillPolicy.multi_run(1)
+    with deployment(tmp_path / "home", buffer, lake, backfill_policy=policy) as deployed:
+        produce(4)
+        keys = planned(deployed)
+        frontiers = []
+        for key in keys:
+            assert deployed.backfill(key, key).success
+            frontiers.append(deployed.frontier)
+    assert frontiers == [2, 4]
+
+
+@pytest.mark.parametrize("fault", ["", "fail"])
+def test_dagsters_own_command_acks_what_it_materialised(
+    fault: str, tmp_path: Path, deployed: Deployment, buffer: BufferResource, produce: Produce, lake: Path
+) -> None:
+    produce(2)
+    (key,) = planned(deployed)
+    variables = location.environment(tmp_path / "home", buffer, lake, fault)
+    done = location.dagster(f"asset materialize --select entries --partition {key}", variables)
+    assert (done.returncode == 0) == (fault == ""), done.stderr
+    assert deployed.frontier == (0 if fault else 2)
+    assert deployed.materialised() == ([] if fault else [key])
+
+
+def test_dagsters_own_backfill_queues_a_run_of_the_landing_job_per_range(
+    tmp_path: Path, deployed: Deployment, buffer: BufferResource, produce: Produce, lake: Path
+) -> None:
+    """A daemon would start them; this one ends where the command does."""
+    produce(6)
+    keys = planned(deployed)
+    variables = location.environment(tmp_path / "home", buffer, lake)
+    done = location.dagster(f"job backfill -j land_buffer --from {keys[0]} --to {keys[1]} --noprompt", variables)
+    assert done.returncode == 0, done.stderr
+    queued = deployed.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
+    assert sorted(run.tags["dagster/partition"] for run in queued) == keys[:2]
+    assert deployed.frontier == 0
+
+
+def test_reexecution_of_a_failed_run_acks(
+    tmp_path: Path,
+    deployed: Deployment,
+    buffer: BufferResource,
+    produce: Produce,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given: a run that failed
+    produce(2)
+    (key,) = planned(deployed)
+    for name, value in location.environment(tmp_path / "home", buffer, lake, "fail").items():
+        monkeypatch.setenv(name, value)
+    repository = ReconstructableRepository.for_file(str(location.__file__), "defs")
+    job = repository.get_reconstructable_job("land_buffer")
+    tags = {"dagster/partition": key}
+    with dg.execute_job(job, deployed.instance, tags=tags) as failed:
+        assert not failed.success
+    assert deployed.frontier == 0
+    # when: it is started again once the cause is mended
+    monkeypatch.setenv("TEST_FAULT", "")
+    again = dg.ReexecutionOptions.from_failure(failed.run_id, deployed.instance)
+    with dg.execute_job(job, deployed.instance, tags=tags, reexecution_options=again) as done:
+        assert done.success
+    # then
+    assert deployed.frontier == 2
+    assert deployed.materialised() == [key]
+
+
+def test_retry_within_the_run_materialises_and_acks_once(
+    tmp_path: Path, buffer: BufferResource, lake: Path, produce: Produce
+) -> None:
+    tries: list[str] = []
+
+    def recover(context: RangeContext, lake: LakeResource) -> Iterator[Outcome]:
+        tries.append(context.run_id)
+        if len(tries) < 3:
+            raise StorageUnavailable("as the test asked")
+        return write_lines(context, Path(lake.url) / "entries")
+
+    source = BufferSource()
+    asset = scripted_asset(source, recover, retries=2, retry_seconds=0)
+    with deployment(tmp_path / "home", buffer, lake, assets=[asset]) as deployed:
+        produce(2)
+        (key,) = planned(deployed)
+        run = deployed.materialise(key)
+        assert run.success
+        assert len(tries) == 3
+        assert (deployed.materialised(), deployed.frontier) == ([key], 2)
+        assert sum("acked sequences" in line for line in told(deployed.instance, run.run_id)) == 1
+
+
+@pytest.mark.parametrize(("retries", "error"), [(1, StorageUnavailable), (5, RuntimeError)])
+def test_retries_end_and_are_for_what_may_pass(
+    retries: int, error: type[Exception], tmp_path: Path, buffer: BufferResource, lake: Path, produce: Produce
+) -> None:
+    tries: list[str] = []
+
+    def fail(context: RangeContext, lake: LakeResource) -> Iterator[Outcome]:
+        tries.append(context.run_id)
+        raise error("as the test asked")
+
+    asset = scripted_asset(BufferSource(), fail, retries=retries, retry_seconds=0)
+    with deployment(tmp_path / "home", buffer, lake, assets=[asset]) as deployed:
+        produce(2)
+        (key,) = planned(deployed)
+        result = deployed.materialise(key)
+        assert "as the test asked" in failure_of(result)
+        assert (deployed.materialised(), deployed.frontier) == ([], 0)
+    assert len(tries) == (2 if error is StorageUnavailable else 1)
+
+
+def test_run_killed_between_commit_and_materialisation_is_run_again(
+    tmp_path: Path, deployed: Deployment, buffer: BufferResource, produce: Produce, lake: Path
+) -> None:
+    # given: a run that died after it wrote
+    produce(2)
+    (key,) = planned(deployed)
+    variables = location.environment(tmp_path / "home", buffer, lake, "kill")
+    done = location.dagster(f"asset materialize --select entries --partition {key}", variables)
+    assert done.returncode == -9, done.stderr
+    assert len(lines_of(lake)) == 6
+    deployed.tick(launch=False)
+    assert (deployed.frontier, deployed.materialised()) == (0, [])
+    # when: Dagster has noticed
+    (died,) = deployed.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+    deployed.instance.report_run_failed(died)
+    deployed.settle()
+    # then
+    assert (deployed.frontier, deployed.materialised()) == (2, [key])
+    assert len(lines_of(lake)) == 6
+
+
+# What the frontier waits for.
+
+
+def test_ranges_that_finish_early_wait_for_the_hole(deployed: Deployment, produce: Produce) -> None:
+    produce(6)
+    first, second, third = planned(deployed)
+    deployed.materialise(third)
+    run = deployed.materialise(second)
+    assert deployed.frontier == 0
+    assert any(f"stays at 0, which waits for range {first}" in line for line in told(deployed.instance, run.run_id))
+    deployed.materialise(first)
+    assert deployed.frontier == 6
+
+
+def test_frontier_waits_for_every_asset_of_ack_after(
+    tmp_path: Path, buffer: BufferResource, lake: Path, produce: Produce
+) -> None:
+    source = BufferSource(ack_after=["left", "right"])
+    assets = [plain_asset(source, "left"), plain_asset(source, "right"), plain_asset(source, "beside")]
+    with deployment(tmp_path / "home", buffer, lake, source=source, assets=assets) as deployed:
+        produce(2)
+        (key,) = planned(deployed)
+        frontiers = []
+        for name in ("beside", "left", "right"):
+            assert _materialise_one(deployed, name, key).success
+            frontiers.append(deployed.frontier)
+    assert frontiers == [0, 0, 2]
+
+
+def test_asset_outside_ack_after_never_moves_the_frontier(
+    tmp_path: Path, buffer: BufferResource, lake: Path, produce: Produce
+) -> None:
+    source = BufferSource()
+    assets = [plain_asset(source), plain_asset(source, "beside")]
+    with deployment(tmp_path / "home", buffer, lake, source=source, assets=assets) as deployed:
+        produce(2)
+        (key,) = planned(deployed)
+        assert _materialise_one(deployed, "beside", key).success
+        deployed.tick(launch=False)
+        assert deployed.frontier == 0
+
+
+def _materialise_one(deployed: Deployment, name: str, key: str) -> dg.ExecuteInProcessResult:
+    return deployed.defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=deployed.instance, partition_key=key, asset_selection=[dg.AssetKey(name)], raise_on_error=False
+    )
+
+
+def test_manual_ack_is_moved_by_nobody_else(
+    tmp_path: Path, buffer: BufferResource, lake: Path, produce: Produce
+) -> None:
+    source = BufferSource(ack="manual")
+    with deployment(tmp_path / "home", buffer, lake, source=source) as deployed:
+        # given: the second of two ranges is materialised
+        produce(4)
+        first, second = planned(deployed)
+        deployed.materialise(second)
+        # then: there is a hole before it
+        stays = ack_materialised(deployed.instance, source, buffer)
+        assert (stays.before, stays.after, str(stays.waits_for)) == (0, 0, first)
+        # when
+        deployed.materialise(first)
+        deployed.tick()
+        assert deployed.frontier == 0
+        moved = ack_materialised(deployed.instance, source, buffer)
+        # then
+        assert (moved.before, moved.after, moved.waits_for) == (0, 4, None)
+        assert deployed.frontier == 4
+        assert ack_materialised(deployed.instance, source, buffer).before == 4
+
+
+def test_fenced_deployment_leaves_the_frontier_alone(deployed: Deployment, produce: Produce) -> None:
+    produce(2)
+    (key,) = planned(deployed)
+    with deployed.buffer.consumer() as other:
+        assert deployed.materialise(key).success
+        with pytest.raises(Fenced):
+            ack_materialised(deployed.instance, deployed.source, deployed.buffer)
+        assert (deployed.frontier, deployed.buffer.peek().epoch) == (0, other.epoch)
+
+
+def test_deployment_that_never_took_the_buffer_acks_nothing_and_is_told(
+    tmp_path: Path, deployed: Deployment, produce: Produce, lake: Path
+) -> None:
+    # given: a range that another deployment planned
+    produce(2)
+    (key,) = planned(deployed)
+    with deployment(tmp_path / "other", deployed.buffer, lake) as other:
+        other.instance.add_dynamic_partitions(str(other.source.partitions.name), [key])
+        # when
+        assert other.materialise(key).success
+        # then: its events are its own, and the epoch is not its to use
+        with pytest.raises(InvalidInput, match="has not taken the buffer"):
+            ack_materialised(other.instance, other.source, other.buffer)
+    assert deployed.frontier == 0
+    assert deployed.buffer.peek().epoch == deployed.state.epoch
+
+
+def test_acked_range_that_is_materialised_again_moves_nothing(
+    deployed: Deployment, produce: Produce, lake: Path
+) -> None:
+    produce(4)
+    deployed.settle()
+    before = lines_of(lake)
+    state = deployed.buffer.peek()
+    assert deployed.materialise(deployed.partitions[0]).success
+    assert lines_of(lake) == before
+    assert deployed.buffer.peek() == state
+
+
+def _report(deployed: Deployment, key: str, metadata: dict[str, str] | None = None) -> None:
+    deployed.instance.report_runless_asset_event(dg.AssetMaterialization("entries", partition=key, metadata=metadata))
+
+
+def test_materialisation_of_a_range_with_another_last_batch_does_not_count(
+    deployed: Deployment, produce: Produce
+) -> None:
+    produce(2)
+    (key,) = planned(deployed)
+    _report(deployed, key, {LAST_BATCH: "ingest/01AAAAAAAAAAAAAAAAAAAAAAAA.batch"})
+    assert ack_materialised(deployed.instance, deployed.source, deployed.buffer).after == 0
+    (planned_range,) = deployed.buffer.ledger().list()
+    _report(deployed, key, {LAST_BATCH: planned_range.batches[-1].descriptor.location})
+    assert ack_materialised(deployed.instance, deployed.source, deployed.buffer).after == 2
+
+
+def test_mark_of_a_person_counts_if_the_range_was_planned_by_then(deployed: Deployment, produce: Produce) -> None:
+    # given: marks for two ranges, of which only the first is planned
+    produce(2)
+    planned(deployed)
+    keys = ["000000000000-000000000001", "000000000002-000000000003"]
+    for key in keys:
+        _report(deployed, key)
+    # when
+    produce(2)
+    deployed.tick(launch=False)
+    deployed.tick(launch=False)
+    # then
+    assert deployed.partitions == keys
+    assert deployed.frontier == 2
+    _report(deployed, keys[1])
+    deployed.tick(launch=False)
+    assert deployed.frontier == 4
+
+
+def test_dry_run_acks_not_even_what_others_have_materialised(deployed: Deployment, produce: Produce) -> None:
+    # given: a range that is materialised, and that nobody has acked yet
+    produce(4)
+    first, second = planned(deployed)
+    _report(deployed, first)
+    # when
+    assert deployed.materialise(second, config=DRY).success
+    # then
+    assert deployed.frontier == 0

@@ -1,0 +1,154 @@
+"""What the environment of this repo's pipeline sets, and how it is refused."""
+
+from __future__ import annotations
+
+import os
+
+import dagster as dg
+import pytest
+
+from objbuf_dagster.buffer import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.orchestration import BufferResource, LakeResource, SensorSettings, SparkResource
+from objbuf_dagster.ranges import Limits
+from resources import resources, settings
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("OBJBUF_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OBJBUF_BUFFER_URL", "file:///tmp/buffer")
+    monkeypatch.setenv("OBJBUF_LAKE_URL", "file:///tmp/lake")
+
+
+def test_what_is_not_set_is_the_librarys_default() -> None:
+    assert settings.sensor() == SensorSettings()
+    found = resources()
+    assert set(found) == {"buffer", "lake", "spark"}
+    buffer = found["buffer"]
+    assert isinstance(buffer, BufferResource)
+    assert (buffer.manifest_path, buffer.data_prefix) == (DEFAULT_MANIFEST_PATH, DEFAULT_DATA_PREFIX)
+    assert buffer.s3 is None
+
+
+def test_variables_of_the_buffer_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBJBUF_BUFFER_URL", "file:///tmp/other")
+    monkeypatch.setenv("OBJBUF_MANIFEST_PATH", "in/manifest")
+    monkeypatch.setenv("OBJBUF_DATA_PREFIX", "in")
+    monkeypatch.setenv("OBJBUF_MAX_BATCH_BYTES", "12345")
+    buffer = resources()["buffer"]
+    assert buffer.url == "file:///tmp/other"
+    place = buffer.place()
+    assert (place.manifest_path, place.data_prefix, place.max_bytes) == ("in/manifest", "in", 12345)
+
+
+def test_variable_of_the_lake_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBJBUF_LAKE_URL", "file:///tmp/other")
+    lake = resources()["lake"]
+    assert isinstance(lake, LakeResource)
+    assert lake.table("entries").url == "file:///tmp/other/entries"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("OBJBUF_MAX_BATCHES", "7", SensorSettings(limits=Limits(max_batches=7))),
+        ("OBJBUF_MAX_BYTES", "7", SensorSettings(limits=Limits(max_bytes=7))),
+        ("OBJBUF_MAX_WAIT", "0.5", SensorSettings(limits=Limits(max_wait=0.5))),
+        ("OBJBUF_MAX_IN_FLIGHT", "7", SensorSettings(max_in_flight=7)),
+        ("OBJBUF_MAX_AHEAD", "70", SensorSettings(max_ahead=70)),
+        ("OBJBUF_MAX_ATTEMPTS", "7", SensorSettings(max_attempts=7)),
+        ("OBJBUF_RETRY_SECONDS", "0.5", SensorSettings(retry_seconds=0.5)),
+        ("OBJBUF_ON_GAP", "skip", SensorSettings(on_gap="skip")),
+    ],
+)
+def test_variables_of_the_sensor_reach_it(
+    name: str, value: str, expected: SensorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert settings.sensor() == expected
+
+
+def test_variables_of_spark_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBJBUF_SPARK_CONFIG", '{"spark.executor.memory": "4g"}')
+    monkeypatch.setenv("OBJBUF_SPARK_MASTER", "spark://host:7077")
+    spark = resources()["spark"]
+    assert isinstance(spark, SparkResource)
+    assert spark.spark_config == {"spark.executor.memory": "4g", "spark.master": "spark://host:7077"}
+    monkeypatch.delenv("OBJBUF_SPARK_MASTER")
+    monkeypatch.setenv("OBJBUF_SPARK_REMOTE", "sc://host:15002")
+    assert settings.spark()["spark.remote"] == "sc://host:15002"
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("endpoint_url", "OBJBUF_S3_ENDPOINT_URL"),
+        ("region_name", "OBJBUF_S3_REGION"),
+        ("profile_name", "OBJBUF_S3_PROFILE"),
+        ("aws_access_key_id", "OBJBUF_S3_ACCESS_KEY_ID"),
+        ("aws_secret_access_key", "OBJBUF_S3_SECRET_ACCESS_KEY"),
+        ("aws_session_token", "OBJBUF_S3_SESSION_TOKEN"),
+    ],
+)
+def test_variables_of_s3_reach_both_buckets_by_name_only(
+    field: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OBJBUF_BUFFER_URL", "s3://bucket/buffer")
+    monkeypatch.setenv("OBJBUF_LAKE_URL", "s3://bucket/lake")
+    monkeypatch.setenv(name, "hush-hush")
+    found = resources()
+    for key in ("buffer", "lake"):
+        assert getattr(found[key].s3, field) == dg.EnvVar(name)
+        assert "hush-hush" not in repr(found[key])
+
+
+def test_only_what_is_in_a_bucket_gets_the_s3_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBJBUF_LAKE_URL", "s3://bucket/lake")
+    found = resources()
+    assert found["buffer"].s3 is None
+    assert found["lake"].s3 is found["s3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OBJBUF_MAX_BATCHES", "many"),
+        ("OBJBUF_MAX_BATCHES", "0"),
+        ("OBJBUF_MAX_BYTES", "1.5"),
+        ("OBJBUF_MAX_BYTES", "-1"),
+        ("OBJBUF_MAX_WAIT", "soon"),
+        ("OBJBUF_MAX_WAIT", "-1"),
+        ("OBJBUF_MAX_WAIT", "nan"),
+        ("OBJBUF_MAX_WAIT", "inf"),
+        ("OBJBUF_MAX_IN_FLIGHT", "0"),
+        ("OBJBUF_MAX_ATTEMPTS", "0"),
+        ("OBJBUF_RETRY_SECONDS", "-0.1"),
+        ("OBJBUF_RETRY_SECONDS", "nan"),
+        ("OBJBUF_ON_GAP", "ignore"),
+        ("OBJBUF_MAX_BATCH_BYTES", "0"),
+        ("OBJBUF_SPARK_CONFIG", "spark.executor.memory=4g"),
+        ("OBJBUF_SPARK_CONFIG", "[]"),
+    ],
+)
+def test_wrong_value_is_refused_with_its_name(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match=name):
+        _ = resources(), settings.sensor()
+
+
+def test_settings_of_spark_are_not_shown_when_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBJBUF_SPARK_CONFIG", '{"spark.hadoop.fs.s3a.secret.key": "hush-hush"')
+    with pytest.raises(InvalidInput, match="OBJBUF_SPARK_CONFIG") as caught:
+        settings.spark()
+    assert "hush-hush" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("name", ["OBJBUF_BUFFER_URL", "OBJBUF_LAKE_URL"])
+def test_missing_url_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(name)
+    with pytest.raises(InvalidInput, match=rf"{name} is not set: give it file:///dir or s3://bucket/prefix.*make dev"):
+        resources()

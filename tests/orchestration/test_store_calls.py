@@ -1,0 +1,176 @@
+"""What a tick and an ack ask of the store, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from objbuf_dagster.orchestration import SensorSettings, ack_materialised
+from objbuf_dagster.ranges import Limits
+from objbuf_dagster.store import MemoryStore
+from tests.orchestration.deployments import deployment
+from tests.orchestration.sensing import Sensing, buffer_in, key, produce, sensing
+from tests.support.counting import CountingStore
+
+MANIFEST = "ingest/manifest"
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore(MemoryStore())
+
+
+@pytest.fixture(params=[2, 300], ids=["a short range", "a long range"])
+def counted(store: CountingStore, request: pytest.FixtureRequest) -> Iterator[Sensing]:
+    """One range of so many batches is running."""
+    batches: int = request.param
+    produce(store, batches)
+    with sensing(store, SensorSettings(limits=Limits(max_batches=batches, max_wait=3600))) as sensor:
+        sensor.tick()
+        sensor.tick()
+        store.reset()
+        yield sensor
+
+
+def manifest_calls(store: CountingStore) -> tuple[int, int]:
+    """GETs and PUTs."""
+    return store.count("get", "read", path=MANIFEST), store.count("put", path=MANIFEST)
+
+
+def last(sensor: Sensing) -> str:
+    return sensor.partitions[-1]
+
+
+def test_a_tick_without_acks_reads_the_manifest_once(counted: Sensing, store: CountingStore) -> None:
+    # when nothing is new
+    counted.tick()
+    # then
+    assert manifest_calls(store) == (1, 0)
+    assert store.count("put", "delete", "head") == 0
+
+
+def test_a_tick_that_plans_reads_the_manifest_once(store: CountingStore) -> None:
+    with sensing(store) as sensor:
+        # given
+        produce(store, 4)
+        sensor.tick()
+        store.reset()
+        # when
+        ticked = sensor.tick()
+        # then
+        assert len(ticked.runs) == 2
+        assert manifest_calls(store) == (1, 0)
+        assert store.count("put") == 2
+
+
+def test_a_tick_that_waits_for_more_data_reads_the_manifest_once(store: CountingStore) -> None:
+    with sensing(store, SensorSettings(limits=Limits(max_wait=3600))) as sensor:
+        # given
+        produce(store, 4)
+        sensor.tick()
+        sensor.tick()
+        store.reset()
+        # when
+        sensor.tick()
+        # then
+        assert manifest_calls(store) == (1, 0)
+        assert store.count("put", "head") == 0
+
+
+def test_a_tick_that_acks_reads_and_writes_the_manifest_once(counted: Sensing, store: CountingStore) -> None:
+    # given
+    counted.land(last(counted))
+    store.reset()
+    # when
+    counted.tick()
+    # then
+    assert counted.frontier == counted.state.next_sequence
+    assert manifest_calls(store) == (2, 1), "one of the reads is this test's own"
+
+
+def test_the_ack_of_a_hook_reads_and_writes_the_manifest_once(counted: Sensing, store: CountingStore) -> None:
+    # given
+    counted.land(last(counted))
+    store.reset()
+    # when
+    acked = ack_materialised(counted.instance, counted.source, counted.buffer)
+    # then
+    assert acked.after == counted.state.next_sequence
+    assert manifest_calls(store) == (1, 1)
+    assert store.count("put") == 1
+    # when it is repeated
+    store.reset()
+    ack_materialised(counted.instance, counted.source, counted.buffer)
+    # then
+    assert manifest_calls(store) == (1, 0)
+
+
+def test_a_run_reads_and_writes_the_manifest_once(store: CountingStore, tmp_path: Path) -> None:
+    # given
+    produce(store, 2)
+    with deployment(tmp_path / "home", buffer_in(store), tmp_path / "lake") as deployed:
+        deployed.tick()
+        (request,) = deployed.tick(launch=False).requests
+        store.reset()
+        # when
+        assert deployed.launch(request).success
+        # then: by its hook
+        assert manifest_calls(store) == (1, 1)
+        assert deployed.frontier == 2
+
+
+def test_an_idle_tick_is_one_read_and_nothing_else(counted: Sensing, store: CountingStore) -> None:
+    # given
+    counted.land(last(counted))
+    counted.tick()
+    store.reset()
+    # when
+    ticked = counted.tick()
+    # then
+    assert store.calls == {("get", MANIFEST): 1}
+    assert ticked.sentence.endswith("nothing to do")
+
+
+def test_an_idle_tick_on_an_empty_buffer_is_one_read_and_nothing_else(store: CountingStore) -> None:
+    with sensing(store) as sensor:
+        # given
+        sensor.tick()
+        store.reset()
+        # when
+        sensor.tick()
+        # then
+        assert store.calls == {("get", MANIFEST): 1}
+
+
+def test_a_takeover_takes_the_epoch_with_its_last_call(store: CountingStore) -> None:
+    # given
+    produce(store, 2)
+    with sensing(store) as sensor:
+        sensor.tick()
+        sensor.tick()
+        sensor.cursor = None
+        store.reset()
+        # when
+        sensor.tick()
+        # then
+        assert store.count("put") == store.count("put", path=MANIFEST) == 1
+        assert list(store.calls)[-1] == ("put", MANIFEST)
+
+
+def test_old_ranges_are_neither_listed_nor_read(store: CountingStore) -> None:
+    with sensing(store) as sensor:
+        # given
+        produce(store, 20)
+        for start in range(0, 20, 2):
+            while key(start, start + 1) not in sensor.partitions:
+                sensor.tick()
+            sensor.land(key(start, start + 1))
+        sensor.tick()
+        produce(store, 2)
+        store.reset()
+        # when
+        sensor.tick()
+        # then: of eleven ranges, at most the last one that is acked and the one in flight
+        assert store.count("read") <= 3
