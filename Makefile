@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format bench wheel clean
+.PHONY: help setup dev test check format bench wheel clean reset
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@$(BIN)/python -m objbuf_dagster.spark.java
 	@touch $@
+
+dev: $(STAMP) ## run the pipeline here, with demo data; DEMO=0, PORT=..., OBJBUF_BUFFER_URL=... change that
+	@$(BIN)/python -m dev
 
 test: $(STAMP) ## run the tests; ARGS='-k name' picks some
 	$(BIN)/python -m pytest $(ARGS)
@@ -41,6 +44,10 @@ bench: $(STAMP) ## measure, in one run, the ratios that the project promises
 wheel: $(STAMP) ## build the wheel into dist/
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
-clean: ## remove what was generated
+clean: ## remove what was generated; the data of `make dev` stays
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+reset: ## delete the data of `make dev` (.dagster and .data), after asking
+	@printf 'Delete .dagster and .data: every run, buffer and table of make dev? [y/N] '; read answer; [ "$$answer" = y ]
+	rm -rf .dagster .data

@@ -1,0 +1,76 @@
+"""The demo producer, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dev.demo import EVENTS_PER_SECOND, Pace, event
+from objbuf_dagster.buffer import Consumer, peek
+from objbuf_dagster.store import LocalStore
+from tests.dev.launches import CODE, environment
+from tests.spark.processes import wait_until
+
+DEMO = (sys.executable, "-m", "dev.demo")
+
+
+def read(root: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """All events and all metadata of the queue, as a consumer finds them."""
+    events, metadata = [], []
+    with Consumer.open(LocalStore(root)) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            events += [json.loads(bytes(entry)) for entry in batch.entries]
+            metadata += [json.loads(bytes(item.payload)) for item in batch.metadata]
+    return events, metadata
+
+
+def test_it_ends_when_told_and_everything_is_readable(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    demo = subprocess.Popen([*DEMO, tmp_path.as_uri()], cwd=CODE, env=environment(), stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: peek(store).queue_length >= 2)
+    asked = time.monotonic()
+    demo.send_signal(signal.SIGTERM)
+    _, complaints = demo.communicate(timeout=20)
+    assert (demo.returncode, complaints) == (0, "")
+    assert time.monotonic() - asked < 5  # a second, and what a busy machine adds
+    events, metadata = read(tmp_path)
+    assert [one["number"] for one in events] == list(range(len(events)))
+    assert len(events) == 50 * len(metadata)
+    assert [one["call"] for one in metadata] == list(range(len(metadata)))
+    assert {one["service"] for one in events} == {one["service"] for one in metadata}
+
+
+def test_a_second_start_goes_on_behind_the_first(tmp_path: Path) -> None:
+    for _ in range(2):
+        subprocess.run([*DEMO, tmp_path.as_uri(), "--events", "120"], cwd=CODE, env=environment(), check=True)
+    assert peek(LocalStore(tmp_path)).next_sequence >= 2
+    events, metadata = read(tmp_path)
+    assert [one["number"] for one in events] == [*range(120), *range(120)]
+    assert [one["source"] for one in metadata] == ["demo"] * 6
+
+
+def test_a_buffer_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    url = (tmp_path / "file" / "buffer").as_uri()
+    ran = subprocess.run([*DEMO, url], cwd=CODE, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("demo: ")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_events_differ_only_in_time() -> None:
+    one, again, other = (json.loads(event(7, "search", now)) for now in (0.0, 0.0, 1.0))
+    assert one == again
+    assert one["time"] == "1970-01-01T00:00:00.000+00:00"
+    assert {**other, "time": one["time"]} == one
+
+
+def test_the_rate_is_about_what_is_promised_with_bursts() -> None:
+    pace = Pace()
+    seconds = [pace.seconds(50) for _ in range(20_000)]
+    assert EVENTS_PER_SECOND * 0.8 < 50 * len(seconds) / sum(seconds) < EVENTS_PER_SECOND * 1.6
+    assert min(seconds) < 50 / EVENTS_PER_SECOND / 2.3
