@@ -1,22 +1,30 @@
-"""The examples that people copy: the README's, and those in docstrings."""
+"""The examples that people copy: those of the README, of `docs/`, and in docstrings."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import os
 import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import dagster as dg
 import pytest
+from dagster._core.instance.ref import InstanceRef
+from pyspark.sql import SparkSession
 
 import objbuf_dagster
+from tests.orchestration.deployments import Deployment
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CLIENT = (ROOT / "docs" / "client.md").read_text()
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(objbuf_dagster.__path__, "objbuf_dagster.")
@@ -24,8 +32,8 @@ MODULES = [
 ]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = CLIENT) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +51,29 @@ def test_the_spark_example_runs(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "Landed(range=SequenceRange(start=0, end=0), batches=1, rows=2" in ran.stdout
     assert "2 rows" in ran.stdout
+
+
+def test_the_assets_of_the_readme_land_and_are_acked(tmp_path: Path, spark: SparkSession) -> None:
+    (code,) = blocks("python", README)
+    (tmp_path / "example.py").write_text(code.replace("/tmp/example", str(tmp_path)))  # noqa: S108, the README's
+    spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(tmp_path / "home"))) as instance:
+        deployed = Deployment(instance, example.defs, example.source)
+        with deployed.buffer.producer() as producer:
+            producer.produce([b"hello world", b"goodbye"])
+        waited = time.time() + 60
+        while deployed.frontier == 0 and time.time() < waited:  # a range is due when its batch has waited ten seconds
+            deployed.tick()
+            time.sleep(1)
+        assert deployed.frontier == 1
+        assert deployed.materialised("entries") == deployed.materialised("greetings") == deployed.partitions
+    (row,) = spark.read.parquet(f"{tmp_path}/lake/greetings").collect()
+    assert bytes(row["entry"]) == b"hello world"
 
 
 def test_the_commands_print_what_the_readme_says(tmp_path: Path) -> None:
@@ -79,7 +110,6 @@ def test_examples_in_docstrings_run(name: str) -> None:
 
 
 def test_every_path_that_the_readme_names_exists() -> None:
-    root = Path(__file__).parent.parent
-    named = set(re.findall(r"\b((?:tests|bench|objbuf_dagster)/[\w/.]*)", README))
+    named = set(re.findall(r"\b((?:tests|bench|objbuf_dagster|assets|resources|dev|docs)/[\w/.]*)", README + CLIENT))
     assert len(named) > 10
-    assert [path for path in named if not (root / path).exists()] == []
+    assert [path for path in named if not (ROOT / path).exists()] == []
