@@ -297,6 +297,7 @@ def _daemon(folder: Path, runs: int) -> Iterator[tuple[dg.DagsterInstance, Local
     (home / "dagster.yaml").write_text(settings.replace("default_limit: 2", f"default_limit: {runs}"))
     environment = {
         **os.environ,
+        "PYTHONPATH": str(ROOT),
         "DAGSTER_HOME": str(home),
         "OBJBUF_BUFFER_URL": (folder / "buffer").as_uri(),
         "OBJBUF_LAKE_URL": (folder / "lake").as_uri(),
@@ -306,7 +307,7 @@ def _daemon(folder: Path, runs: int) -> Iterator[tuple[dg.DagsterInstance, Local
     }
     command = [sys.executable, "-m", "dagster._daemon", "run", "-w", str(ROOT / "workspace.yaml")]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home))) as instance:
                 yield instance, LocalStore(folder / "buffer")

@@ -40,9 +40,9 @@ def buffer_definitions(
         raise InvalidInput(
             f"ack_after names {', '.join(missing)}, which is no asset of this pipeline: nothing would ever be acked"
         )
-    for name in (source.name, "lake"):
+    for name, kind in ((source.name, "BufferResource"), ("lake", "LakeResource")):
         if name not in resources:
-            raise InvalidInput(f"a pipeline needs the resource {name!r}: a {_KINDS.get(name, 'BufferResource')}")
+            raise InvalidInput(f"a pipeline needs the resource {name!r}: a {kind}")
     land = landing_job(source, assets)
     if tables is None:
         landed = [one.key for one in assets if set(CHECKS) <= {check.name for check in one.check_keys}]
@@ -66,6 +66,3 @@ def buffer_definitions(
         schedules=schedules(collect, *nightly),
         executor=dg.in_process_executor,
     )
-
-
-_KINDS = {"lake": "LakeResource"}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from objbuf_dagster.buffer.manifest_store import entry_time_ms
-from objbuf_dagster.errors import ObjbufError
 from objbuf_dagster.lake.preview import head
 from objbuf_dagster.orchestration.range_asset import Outcome, RangeContext, RangeFailure, RangeResult
 from objbuf_dagster.protocol import RangeObject
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_SECONDS = 10.0
 _PREVIEW_ROWS = 5
+_PREVIEW_FIRST = ("_odb_sequence", "_odb_entry_index", "entry")
 _PREVIEW_TEXT = 200
 
 
@@ -96,12 +96,12 @@ def _preview(context: RangeContext, table: LakeTable, landed: Landed) -> dict[st
     """The first rows, to look at. Failing to show them is no reason to fail what has landed."""
     try:
         rows = head(table, landed.range.key, _PREVIEW_ROWS)
-    except ObjbufError as error:
+    except Exception as error:  # noqa: BLE001
         context.log.warning("no preview of range %s: %s", landed.range, error)
         return {}
     if not rows:
         return {}
-    columns = list(rows[0])
+    columns = sorted(rows[0], key=lambda name: name not in _PREVIEW_FIRST)
     return {
         "preview": dg.MetadataValue.table(
             [dg.TableRecord({name: _shown(row[name]) for name in columns}) for row in rows],

@@ -83,6 +83,6 @@ def held(instance: dg.DagsterInstance, source: BufferSource, buffer: str) -> Hel
         oldest = said.get(_OLDEST)
         return Held(said["epoch"], SequenceRange.from_key(oldest) if isinstance(oldest, str) else None)
     raise InvalidInput(
-        f"this deployment has not taken the buffer {buffer!r} yet: turn its sensor on. Its next tick acks what has "
-        "materialised until then"
+        f"this deployment has not taken the buffer {buffer!r} yet, or what it said of it was wiped: turn its sensor "
+        "on, or reset the sensor's cursor. Its next tick acks what has materialised until then"
     )

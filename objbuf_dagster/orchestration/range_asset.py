@@ -41,7 +41,10 @@ class RangeConfig(dg.Config):
 
     dry_run: bool = Field(
         default=False,
-        description="Do everything but the commit, the materialisation and the ack, and say what they would have done.",
+        description=(
+            "Do everything but the commit, the materialisation and the ack, and say what they would have done. Assets "
+            "downstream in the same run are skipped: what they would read is not there."
+        ),
     )
 
 
@@ -183,22 +186,25 @@ class _Step:
             outcomes.update(self._called(function, RangeContext(self.context, planned, buffer.place(), self.dry_run)))
         failures = {one.range: one.error for one in outcomes.values() if isinstance(one, RangeFailure)}
         results = {one.range: one for one in outcomes.values() if isinstance(one, RangeResult)}
-        by_range = {range_of(one): one for one in planned}
-        said = {one: {**result.metadata, LAST_BATCH: last_batch(by_range[one])} for one, result in results.items()}
+        said = _said(results, planned)
         if failures:
             self._retry_if_it_may_pass(failures)
         if self.dry_run and not failures:
             self._say_what_it_would_have_done(buffer, results)
         yield from self._check_results(results, failures)
         if failures:
-            if not self.dry_run:
-                for one, metadata in sorted(said.items()):
-                    self.context.log_event(dg.AssetMaterialization(self.key, partition=one.key, metadata=metadata))
+            self._materialise(said)
             raise _failure(failures, len(outcomes))
         if not self.dry_run:
             for one, metadata in said.items():
                 self.context.add_asset_metadata(metadata, asset_key=self.key, partition_key=one.key)
             yield dg.MaterializeResult(asset_key=self.key)
+
+    def _materialise(self, said: Mapping[SequenceRange, Mapping[str, Any]]) -> None:
+        """At once, for a step that does not end well. One that does leaves it to Dagster, which knows the versions."""
+        if not self.dry_run:
+            for one, metadata in sorted(said.items()):
+                self.context.log_event(dg.AssetMaterialization(self.key, partition=one.key, metadata=dict(metadata)))
 
     def _read(self, buffer: BufferResource) -> tuple[tuple[RangeObject, ...], dict[SequenceRange, Outcome]]:
         """The range objects of the partitions, and those that have none: expired, or of another buffer."""
@@ -229,6 +235,10 @@ class _Step:
             raise
         except Exception as error:  # noqa: BLE001  what has succeeded until then is materialised, then the step fails
             reason = error
+        except BaseException:  # cancelled, or told to end: what has landed need not land again
+            results = {one: found for one, found in outcomes.items() if isinstance(found, RangeResult)}
+            self._materialise(_said(results, context.planned))
+            raise
         return {one: outcomes.get(one) or RangeFailure(one, reason) for one in wanted}
 
     def _checked(self, outcome: Outcome) -> Outcome:
@@ -285,6 +295,14 @@ class _Step:
             self.context.log.info("dry run: range %s would have been committed and materialised: %s", one, plain)
         would = would_ack(self.context.instance, self.source, buffer, results, self.key)
         self.context.log.info("dry run: nothing was committed, materialised or acked; else %s", would.as_if)
+
+
+def _said(
+    results: Mapping[SequenceRange, RangeResult], planned: Sequence[RangeObject]
+) -> dict[SequenceRange, dict[str, Any]]:
+    """The metadata of each result's materialisation."""
+    last = {range_of(one): last_batch(one) for one in planned}
+    return {one: {**result.metadata, LAST_BATCH: last[one]} for one, result in results.items()}
 
 
 def _failure(failures: Mapping[SequenceRange, BaseException], total: int) -> dg.Failure:

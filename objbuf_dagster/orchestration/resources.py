@@ -67,6 +67,8 @@ class BufferResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         store = self.store()
         where = store.root.resolve().as_uri() if isinstance(store, LocalStore) else self.url.rstrip("/")
         where = where.replace("s3a://", "s3://", 1)  # two names of one place
+        endpoint = self.options.get("endpoint") or getattr(self.s3, "endpoint_url", None)
+        where += f" at {endpoint}" if endpoint else ""
         return f"{where} {check_path(self.manifest_path)} {check_path(self.data_prefix)}"
 
     def consumer(self) -> Consumer:

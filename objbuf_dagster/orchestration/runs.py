@@ -20,6 +20,7 @@ from dagster._core.storage.tags import (
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.ranges import SequenceRange
 
+_RETRIED_WITHIN_SECONDS = 600.0  # Dagster does it within seconds, or has given it up without a word
 _MOST_ACTIVE = 1_000
 
 
@@ -42,6 +43,7 @@ def attempts(
     sensor: str,
     gates: Collection[dg.AssetKey],
     ranges: Iterable[SequenceRange],
+    now: float,
 ) -> dict[SequenceRange, Attempts]:
     """For each of the ranges: two queries in all, however many runs Dagster has."""
     by_key = {one.key: one for one in ranges}
@@ -59,6 +61,7 @@ def attempts(
         run = record.dagster_run
         one = by_key[run.tags[PARTITION_NAME_TAG]]
         will_retry = run.tags.get(WILL_RETRY_TAG) == "true" and AUTO_RETRY_RUN_ID_TAG not in run.tags
+        will_retry = will_retry and now - (record.end_time or now) < _RETRIED_WITHIN_SECONDS
         if (will_retry or not run.is_finished) and _is_about(record, sensor, gates):
             active.add(one)
         if run.tags.get(SENSOR_NAME_TAG) == sensor:

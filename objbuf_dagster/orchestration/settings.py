@@ -26,8 +26,8 @@ class SensorSettings:
 
     limits: Limits = field(default_factory=Limits)
     max_in_flight: int = 4
-    max_ahead: int = 1_000
-    max_attempts: int = 5
+    max_ahead: int = 100
+    max_attempts: int = 8
     retry_seconds: float = 30.0
     on_gap: Literal["fail", "skip"] = "fail"
 

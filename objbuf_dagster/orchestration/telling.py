@@ -21,6 +21,7 @@ def sentence(
     seen: Survey,
     *,
     given_up: Sequence[SequenceRange],
+    failing: Sequence[SequenceRange],
     in_flight: int,
     known_all: bool,
     max_ahead: int,
@@ -38,6 +39,9 @@ def sentence(
         parts.append(f"started {plural(len(runs), 'run')}: {started}")
     if in_flight:
         parts.append(f"{plural(in_flight, 'range')} in flight")
+    if failing:
+        is_are = "is" if len(failing) == 1 else "are"
+        parts.append(f"{plural(len(failing), 'range')} failed and {is_are} tried again, the first is {failing[0]}")
     if given_up:
         waits = "waits" if len(given_up) == 1 else "wait"
         parts.append(

@@ -38,7 +38,7 @@ _READERS = 16
 
 
 @dataclass(slots=True)
-class Outcome:
+class TickResult:
     """What a tick wants of Dagster, and the sentence that tells what it saw and did."""
 
     cursor: Cursor
@@ -60,14 +60,14 @@ class Tick:
     sizes: MutableMapping[int, int] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
 
-    def run(self, cursor_text: str | None) -> Outcome:
+    def run(self, cursor_text: str | None) -> TickResult:
         """Raises, with nothing changed by us, if the buffer is not ours or the cursor is none of ours."""
         identity = self.buffer.identity()
         if not cursor_text:
             return self._take_over(identity)
         return self._go_on(Cursor.from_text(cursor_text, identity, self.sensor))
 
-    def _take_over(self, identity: str) -> Outcome:
+    def _take_over(self, identity: str) -> TickResult:
         """Only this, and the rest in the next tick: when something else is wrong, the epoch is not taken each time."""
         ledger = self.buffer.ledger()
         known = self._last_partition(ledger)
@@ -79,7 +79,7 @@ class Tick:
         state = dataclasses.replace(state_of(manifest, self.clock()), epoch=consumer.epoch)
         numbers = observations.numbers_of(state, in_flight=0, waiting=0)
         cursor = Cursor(identity, consumer.epoch, state.next_sequence, known, None, numbers)
-        return Outcome(
+        return TickResult(
             cursor,
             f"took the buffer over with epoch {consumer.epoch}: the frontier is {state.frontier}, "
             f"{plural(state.queue_length, 'batch')} in the queue",
@@ -115,7 +115,7 @@ class Tick:
             )
         return known
 
-    def _go_on(self, cursor: Cursor) -> Outcome:
+    def _go_on(self, cursor: Cursor) -> TickResult:
         consumer = self.buffer.attach(cursor.epoch)
         ledger = self.buffer.ledger()
         move = self.source.ack == "auto"
@@ -126,11 +126,12 @@ class Tick:
                 raise _went_back(self.buffer.place().manifests().read(), cursor) from error
             reset = RESET.format(sensor=self.sensor)
             raise Fenced(error.held, error.current, f"{reset}, and the other one is fenced then") from error
-        outcome = Outcome(cursor)
+        outcome = TickResult(cursor)
         if known_all := self._learn(outcome, manifest, seen, ledger):
-            tries = attempts(self.instance, self.sensor, self.source.gates, map(range_of, seen.open))
+            tries = attempts(self.instance, self.sensor, self.source.gates, map(range_of, seen.open), self.clock())
             self._start_again(outcome, seen.open, tries)
             self._plan(outcome, manifest, seen, tries, ledger)
+            self._restore(outcome)
         else:
             tries = {}
         self._tell(outcome, manifest, seen, tries, known_all)
@@ -144,7 +145,7 @@ class Tick:
             return Survey(manifest.frontier, (), frozenset(), manifest.frontier)  # nothing there: nothing to look for
         return survey(self.instance, self.source, ledger, manifest, cursor.oldest)
 
-    def _learn(self, outcome: Outcome, manifest: Manifest, seen: Survey, ledger: RangeLedger) -> bool:
+    def _learn(self, outcome: TickResult, manifest: Manifest, seen: Survey, ledger: RangeLedger) -> bool:
         """Add the ranges that Dagster does not know, in rising order. Returns whether it knows all of them then."""
         known = outcome.cursor.known
         after, end = (-1, -1) if known is None else (known.start, known.end)
@@ -180,7 +181,7 @@ class Tick:
             found = [one for one in pool.map(read, starts[:_ADDED_AT_ONCE]) if one is not None]
         return [one for one in found if one.end >= expired_before], len(starts) <= _ADDED_AT_ONCE
 
-    def _add(self, outcome: Outcome, planned: RangeObject, ledger: RangeLedger) -> None:
+    def _add(self, outcome: TickResult, planned: RangeObject, ledger: RangeLedger) -> None:
         known = outcome.cursor.known
         if known is not None and planned.start > known.end + 1 and self.settings.on_gap == "skip":
             first = max(known.end + 1, ledger.retention().expired_before)  # what expired was planned, and landed
@@ -192,7 +193,7 @@ class Tick:
         outcome.cursor = dataclasses.replace(outcome.cursor, known=range_of(planned))
 
     def _start_again(
-        self, outcome: Outcome, planned: Sequence[RangeObject], tries: dict[SequenceRange, Attempts]
+        self, outcome: TickResult, planned: Sequence[RangeObject], tries: dict[SequenceRange, Attempts]
     ) -> None:
         """Ranges that are planned and do not run: never started, because a tick was cut off, or failed."""
         running = sum(one.active for one in tries.values())
@@ -207,7 +208,7 @@ class Tick:
 
     def _plan(
         self,
-        outcome: Outcome,
+        outcome: TickResult,
         manifest: Manifest,
         seen: Survey,
         tries: dict[SequenceRange, Attempts],
@@ -244,11 +245,23 @@ class Tick:
             self._add(outcome, one, ledger)
             outcome.runs.append((range_of(one), 1))
 
+    def _restore(self, outcome: TickResult) -> None:
+        """Partitions that somebody deleted, and that are to run: without them, Dagster would refuse all of the tick."""
+        name = str(self.source.partitions.name)
+        gone = [one for one, _ in outcome.runs if one not in outcome.partitions]
+        gone = [one for one in gone if not self.instance.has_dynamic_partition(name, one.key)]
+        outcome.partitions = [*gone, *outcome.partitions]
+
     def _is_given_up(self, tried: Attempts) -> bool:
         return not tried.active and tried.count >= self.settings.max_attempts
 
     def _tell(
-        self, outcome: Outcome, manifest: Manifest, seen: Survey, tries: dict[SequenceRange, Attempts], known_all: bool
+        self,
+        outcome: TickResult,
+        manifest: Manifest,
+        seen: Survey,
+        tries: dict[SequenceRange, Attempts],
+        known_all: bool,
     ) -> None:
         """The sentence, and an observation if a number changed."""
         now = self.clock()
@@ -267,6 +280,7 @@ class Tick:
             manifest,
             seen,
             given_up=given_up,
+            failing=[one for one, tried in tries.items() if tried.count and not tried.active and one not in given_up],
             in_flight=in_flight,
             known_all=known_all,
             max_ahead=self.settings.max_ahead,

@@ -57,7 +57,7 @@ def test_every_setting_reaches_what_it_sets(instance: dg.DagsterInstance) -> Non
     assert instance.run_monitoring_poll_interval_seconds == 10
     assert instance.run_monitoring_start_timeout_seconds == 120
     assert instance.run_monitoring_cancel_timeout_seconds == 30
-    assert instance.run_monitoring_max_runtime_seconds == 3600
+    assert instance.run_monitoring_max_runtime_seconds == 21600
     kept = instance.get_tick_retention_settings(InstigatorType.SENSOR)
     assert [kept[status] for status in (TickStatus.SKIPPED, TickStatus.SUCCESS, TickStatus.FAILURE)] == [1, 7, 30]
     assert instance.code_server_process_startup_timeout == 300

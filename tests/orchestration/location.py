@@ -53,7 +53,7 @@ def dagster(command: str, variables: dict[str, str]) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, "-m", "dagster", *command.split(), "-f", __file__, "-d", str(_REPOSITORY)],
         env={**os.environ, **variables, "PYTHONPATH": str(_REPOSITORY)},
-        cwd=_REPOSITORY,
+        cwd=variables["DAGSTER_HOME"],  # Dagster lets a `.env` where it works win over all of these
         capture_output=True,
         text=True,
         check=False,

@@ -19,7 +19,7 @@ from objbuf_dagster.orchestration import BufferResource, BufferSource, SensorSet
 from objbuf_dagster.orchestration.cursor import Cursor
 from objbuf_dagster.orchestration.materialised import LAST_BATCH, last_batch
 from objbuf_dagster.orchestration.runs import run_key
-from objbuf_dagster.orchestration.tick import Outcome, Tick
+from objbuf_dagster.orchestration.tick import Tick, TickResult
 from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.ranges import Limits, SequenceRange
 from objbuf_dagster.store import MemoryStore, Store
@@ -89,14 +89,14 @@ class Sensing:
     def partitions(self) -> list[str]:
         return list(self.instance.get_dynamic_partitions(str(self.source.partitions.name)))
 
-    def evaluate(self) -> Outcome:
+    def evaluate(self) -> TickResult:
         """A tick of which Dagster hears nothing, as if the daemon had died in it."""
         tick = Tick(
             self.instance, self.source, SENSOR, self.settings, self.buffer, self.sizes, lambda: time.time() + self.later
         )
         return tick.run(self.cursor)
 
-    def tick(self, *, launch: bool = True) -> Outcome:
+    def tick(self, *, launch: bool = True) -> TickResult:
         outcome = self.evaluate()
         for event in outcome.observations:
             self.instance.report_runless_asset_event(event)
@@ -169,7 +169,7 @@ def produce(store: Store, batches: int = 1, *, size: int = 1, at: float | None =
         append(store, put_batch(store, batch_name(time_ms), [b"x" * size]), [Metadata(0, time_ms, b"")])
 
 
-def keys(outcome: Outcome) -> list[str]:
+def keys(outcome: TickResult) -> list[str]:
     """What a tick asked to run."""
     return [one.key for one, _ in outcome.runs]
 

@@ -12,12 +12,12 @@ import pytest
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration import ack_materialised
 from objbuf_dagster.orchestration.observations import held
-from objbuf_dagster.orchestration.tick import Outcome
+from objbuf_dagster.orchestration.tick import TickResult
 from tests.orchestration.deployments import Deployment
 from tests.orchestration.sensing import Sensing, key, produce
 
 
-def numbers(outcome: Outcome) -> dict[str, Any]:
+def numbers(outcome: TickResult) -> dict[str, Any]:
     (event,) = outcome.observations
     return {name: value.value for name, value in event.metadata.items() if name not in ("buffer", "oldest_range")}
 

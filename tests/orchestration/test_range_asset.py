@@ -99,6 +99,20 @@ def test_function_that_raises_midway_keeps_what_it_has_done(scripted: Scripted, 
         assert set(record.asset_materialization.metadata) >= {"rows", LAST_BATCH}
 
 
+def test_step_that_is_cancelled_keeps_what_it_has_done(scripted: Scripted, produce: Produce) -> None:
+    def cancelled(context: RangeContext, lake: LakeResource) -> Iterator[Outcome]:
+        yield RangeResult(range_of(context.planned[0]), {"rows": 6})
+        raise KeyboardInterrupt
+
+    with scripted(cancelled) as deployed:
+        keys = planned(deployed, produce, 4)
+        assert not deployed.backfill(*keys).success
+        assert deployed.materialised() == keys[:1]
+        # and the next tick acks it
+        deployed.tick(launch=False)
+        assert deployed.frontier == 2
+
+
 def test_range_without_a_result_has_failed(scripted: Scripted, produce: Produce) -> None:
     with scripted(lambda context, lake: results(context)[1:]) as deployed:
         keys = planned(deployed, produce, 4)

@@ -94,3 +94,20 @@ def test_a_restart_of_everything_goes_on_where_it_was(
         assert after.frontier == 4
         assert after.buffer.peek().epoch == 1
         assert after.materialised() == [SequenceRange(0, 1).key, SequenceRange(2, 3).key]
+
+
+def test_a_partition_that_somebody_deleted_does_not_stop_the_sensor(
+    deployed: Deployment, produce: Produce, lake: Path
+) -> None:
+    # given: planned, and deleted in the UI before it ran
+    produce(4)
+    deployed.tick()
+    deployed.tick(launch=False)
+    first, second = deployed.partitions
+    deployed.instance.delete_dynamic_partition(str(deployed.source.partitions.name), first)
+    # when
+    deployed.settle()
+    # then
+    assert deployed.frontier == 4
+    assert sorted(deployed.partitions) == [first, second]
+    assert len(lines_of(lake)) == 12

@@ -190,6 +190,28 @@ def test_a_range_that_waits_for_its_next_attempt_takes_room(sensor: Sensing) -> 
     assert keys(ticked) == [key(4, 5)]
 
 
+def test_a_run_that_dagster_should_have_retried_long_ago_is_started_again(sensor: Sensing) -> None:
+    # given
+    begin(sensor)
+    run = sensor.instance.get_runs()[0]
+    sensor.fail(FIRST)
+    sensor.instance.add_run_tags(run.run_id, {"dagster/will_retry": "true"})
+    assert keys(sensor.tick()) == []
+    # when
+    sensor.later += 601
+    # then
+    assert keys(sensor.tick()) == [FIRST]
+
+
+def test_a_range_that_failed_is_told_before_it_is_given_up(sensor: Sensing) -> None:
+    # given
+    begin(sensor, retry_seconds=1000)
+    # when
+    sensor.fail(FIRST)
+    # then
+    assert f"1 range failed and is tried again, the first is {FIRST}" in sensor.tick().sentence
+
+
 def test_a_run_that_dagster_is_going_to_retry_is_not_started_again(sensor: Sensing) -> None:
     # given
     begin(sensor)
@@ -253,11 +275,13 @@ def test_a_run_in_a_very_long_queue_is_still_found(sensor: Sensing, monkeypatch:
     for _ in range(4):
         sensor.record({})
     # when
-    found = attempts(sensor.instance, SENSOR, [ENTRIES], [SequenceRange(0, 1)])
+    found = attempts(sensor.instance, SENSOR, [ENTRIES], [SequenceRange(0, 1)], time.time())
     # then
     assert found[SequenceRange(0, 1)].active
     assert sensor.tick().runs == []
 
 
-def test_the_default_settings_try_five_times() -> None:
-    assert SensorSettings().max_attempts == 5
+def test_the_default_settings_try_for_about_an_hour() -> None:
+    plain = SensorSettings()
+    pauses = [plain.retry_seconds * 2**number for number in range(plain.max_attempts - 1)]
+    assert 3000 < sum(pauses) < 5000

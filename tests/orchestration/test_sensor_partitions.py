@@ -8,7 +8,7 @@ import time
 import pytest
 
 from objbuf_dagster.buffer import Consumer, GarbageCollector
-from objbuf_dagster.orchestration.tick import Outcome
+from objbuf_dagster.orchestration.tick import TickResult
 from objbuf_dagster.ranges import Limits, RangeLedger, plan
 from objbuf_dagster.store import MemoryStore, Store
 from tests.orchestration.sensing import Sensing, key, keys, produce, sensing
@@ -47,7 +47,7 @@ def all_of(*pairs: tuple[int, int]) -> list[str]:
     return [key(*pair) for pair in pairs]
 
 
-def ticks(sensor: Sensing, most: int = 20) -> list[Outcome]:
+def ticks(sensor: Sensing, most: int = 20) -> list[TickResult]:
     """Until a tick adds no partition."""
     done = [sensor.tick(), sensor.tick()]
     while done[-1].partitions:
