@@ -12,7 +12,7 @@ from pathlib import Path
 
 def descendants(pid: int) -> dict[int, str]:
     """The processes below this one that are alive, with their command lines."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)  # noqa: S607, ps
+    listed = subprocess.run(["ps", "-ewwo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)  # noqa: S607, ps
     rows = [line.split(None, 3) for line in listed.stdout.splitlines()]
     parents = {int(row[0]): int(row[1]) for row in rows}
     commands = {int(row[0]): row[3] for row in rows if len(row) == 4 and not row[2].startswith("Z")}

@@ -1,0 +1,85 @@
+"""One running deployment and its producers, and what must be true of them at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from objbuf_dagster.ranges import SequenceRange
+from tests.e2e.producing import Entry, durable, producing
+from tests.e2e.running import UNFINISHED, Dagster
+
+SETTINGS = {
+    "OBJBUF_MAX_BATCHES": "10",
+    "OBJBUF_MAX_WAIT": "3",
+    "OBJBUF_RETRY_SECONDS": "1",  # what a test kills shall be tried again while somebody is looking
+}
+
+CHECKS = ("contiguous_sequences", "no_duplicates", "rows_match_footers")
+
+_FEW_BATCHES = 14
+_PRODUCERS = 2
+
+
+@dataclass(slots=True)
+class Deployment:
+    """Dagster, and the ledger of every producer that has written into its buffer."""
+
+    dagster: Dagster
+    place: Path
+    ledgers: list[Path] = field(default_factory=list)
+
+    @contextmanager
+    def producing(self) -> Iterator[None]:
+        """Two producers at the same time. What they were told is durable is in their ledgers afterwards."""
+        new = [self.place / f"producer-{len(self.ledgers) + one}" for one in range(_PRODUCERS)]
+        self.ledgers.extend(new)
+        with producing(self.dagster.buffer, *new):
+            yield
+
+    def produce_a_few_ranges(self) -> None:
+        """Enough batches for two or three, on top of what is there."""
+        enough = self.dagster.next_sequence + _FEW_BATCHES
+        with self.producing():
+            self.dagster.wait_until("there are enough batches", lambda: self.dagster.next_sequence >= enough)
+
+    def settle(self) -> None:
+        """Wait until everything has landed and is acked, and nothing runs."""
+        self.dagster.wait_until(
+            "the frontier is at the end", lambda: self.dagster.frontier == self.dagster.next_sequence
+        )
+        self.dagster.wait_until("no run is left", lambda: not self.dagster.runs(*UNFINISHED))
+
+    def rows(self) -> list[Entry]:
+        """The table's, ordered by sequence and index; each is in the partition of its range."""
+        names = ["_odb_sequence", "_odb_entry_index", "_odb_range", "entry"]
+        found = DeltaTable(self.dagster.lake / "entries").to_pyarrow_table(columns=names)
+        columns = [found[name].to_pylist() for name in names]
+        for sequence, key in set(zip(columns[0], columns[2], strict=True)):
+            one = SequenceRange.from_key(key)
+            assert one.start <= sequence <= one.end
+        return sorted(
+            (sequence, index, entry.decode())
+            for sequence, index, entry in zip(columns[0], columns[1], columns[3], strict=True)
+        )
+
+    def assert_exactly_once(self) -> None:
+        """What producers were told is durable is what the table holds; Dagster and the buffer say so too."""
+        told = sorted(entry for ledger in self.ledgers for entry in durable(ledger))
+        assert told, "nothing was produced"
+        assert self.rows() == told
+        dagster = self.dagster
+        assert dagster.frontier == dagster.next_sequence == told[-1][0] + 1
+        assert dagster.not_materialised() == []
+        ranges = [SequenceRange.from_key(key) for key in dagster.materialised()]
+        assert [one.start for one in ranges] == [0, *(one.end + 1 for one in ranges[:-1])]
+        assert ranges[-1].end + 1 == dagster.frontier
+        latest = {dagster.runs_of(key)[0] for key in dagster.materialised()}
+        for check in CHECKS:
+            ended = dagster.checked_by(check)
+            assert {ended.get(run) for run in latest} == {"SUCCEEDED"}
+            assert "FAILED" not in ended.values()

@@ -1,0 +1,122 @@
+"""What a person sees in the UI, and can do there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.browsing import browser, page_at
+from tests.e2e.deployment import CHECKS, Deployment
+from tests.e2e.running import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.timeout(1800)
+
+SENSOR = "/locations/objbuf/sensors/buffer_sensor"
+NUMBERS = ("rows", "batches", "bytes", "files", "seconds", "MB/s", "lag_seconds")
+STATE = ("epoch", "frontier", "next_sequence", "queue_length", "lag_seconds", "in_flight", "failed_ranges")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_SECONDS / 5 * 1000)
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots are kept: in OBJBUF_TEST_ARTEFACTS, or with pytest's other files."""
+    named = os.environ.get("OBJBUF_TEST_ARTEFACTS")
+    place = Path(named) if named else tmp_path_factory.mktemp("pictures")
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+@pytest.fixture
+def page(chromium: Browser, deployed: Deployment, pictures: Path, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """On the deployment's UI. Chromium comes first: without one nothing needs to be started."""
+    with page_at(chromium, deployed.dagster.url, pictures, request.node.name) as opened:
+        yield opened
+
+
+def test_every_range_is_a_materialised_partition_with_its_numbers_and_rows(page: Page, deployed: Deployment) -> None:
+    keys = deployed.dagster.materialised()
+    page.goto("/assets/entries?view=partitions")
+    expect(page.get_by_text(f"Materialized ({len(keys)})")).to_be_visible()
+    expect(page.get_by_text("Failed (0)")).to_be_visible()
+    for key in keys:
+        expect(page.get_by_title(key).first).to_be_visible()
+
+    page.get_by_title(keys[0]).first.click()
+
+    expect(page.get_by_text("Materialized", exact=True)).to_be_visible()
+    for name in (*NUMBERS, "preview"):
+        expect(page.get_by_role("cell", name=name, exact=True)).to_be_visible()
+    expect(page.get_by_role("cell", name=re.compile(r"^producer-\d+ \d+$")).first).to_be_attached()
+
+
+def test_the_asset_has_plots_over_its_ranges_and_passed_checks(page: Page, deployed: Deployment) -> None:
+    page.goto("/assets/entries?view=overview")
+    page.get_by_role("button", name="Plots").click()
+    for name in NUMBERS:
+        expect(page.get_by_text(name, exact=True)).to_be_visible()
+    expect(page.locator("canvas").first).to_be_visible()
+    assert page.locator("canvas").count() >= len(NUMBERS)
+
+    page.goto("/assets/entries?view=checks")
+    for name in CHECKS:
+        expect(page.get_by_text(name, exact=True).first).to_be_visible()
+
+
+def test_the_buffer_is_an_external_asset_with_observations_and_plots(page: Page, deployed: Deployment) -> None:
+    page.goto("/assets/buffer?view=overview")
+    expect(page.get_by_text("External Asset")).to_be_visible()
+    page.get_by_role("button", name="Plots").click()
+    for name in STATE:
+        expect(page.get_by_text(name, exact=True)).to_be_visible()
+    expect(page.locator("canvas")).to_have_count(len(STATE))
+
+    page.goto("/assets/buffer?view=events")
+    expect(page.get_by_text("Observed", exact=True)).to_be_visible()
+    frontier = page.get_by_role("row").filter(has=page.get_by_role("cell", name="frontier", exact=True))
+    expect(frontier).to_contain_text(str(deployed.dagster.frontier))
+
+
+def test_a_tick_of_the_sensor_says_in_a_sentence_what_it_saw(page: Page, deployed: Deployment) -> None:
+    page.goto(SENSOR)
+    expect(page.get_by_text("Running", exact=True)).to_be_visible()
+    expect(page.get_by_text("Owns the buffer 'buffer'")).to_be_visible()
+    expect(page.get_by_role("button", name="View logs").nth(3)).to_be_visible()
+
+    page.get_by_role("button", name="0 runs requested").nth(2).click()  # the latest ones move while one looks
+
+    tick = page.get_by_role("dialog")
+    expect(tick.get_by_text("Tick for buffer_sensor")).to_be_visible()
+    expect(tick.get_by_text(re.compile(r"Skip reason: epoch 1, frontier \d+, \d+ batch(es)? queued"))).to_be_visible()
+
+
+def test_a_range_is_materialised_again_by_clicking(page: Page, deployed: Deployment) -> None:
+    dagster = deployed.dagster
+    key = dagster.materialised()[0]
+    before, frontier = dagster.runs_of(key), dagster.frontier
+    page.goto("/assets/entries?view=partitions")
+
+    page.get_by_role("button", name="Materialize…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("Select a partition or create one").click()
+    page.get_by_role("menuitem", name=key).click()
+    page.keyboard.press("Escape")
+    dialog.get_by_role("button", name="Launch").click()
+
+    dagster.wait_until("the range came again", lambda: dagster.runs_of(key) != before)
+    deployed.settle()
+    assert dagster.runs_of(key)[1:] == before
+    assert dagster.frontier == frontier
+    page.goto(f"/assets/entries?view=partitions&partition={key}")
+    expect(page.get_by_text(f"View all historical events ({len(before) + 1})")).to_be_visible()
+    deployed.assert_exactly_once()

@@ -1,0 +1,32 @@
+"""`make dev` in a fresh clone: the two-command promise of the README."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from objbuf_dagster.buffer import peek
+from objbuf_dagster.store import LocalStore
+from tests.dev.launches import CODE, Launch
+from tests.e2e.running import PATIENCE_SECONDS, QUICK_SPARK
+from tests.spark.processes import wait_until
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+def test_partitions_fill_and_the_frontier_follows_until_ctrl_c(tmp_path: Path) -> None:
+    shutil.copy(CODE / "workspace.yaml", tmp_path)
+    store = LocalStore(tmp_path / ".data/buffer")
+    with Launch(tmp_path, OBJBUF_MAX_WAIT="2", **QUICK_SPARK) as launch:
+        launch.wait_until_up()
+        wait_until(lambda: peek(store).frontier > 0, seconds=PATIENCE_SECONDS)
+
+        assert launch.end(signal.SIGINT) == 0
+
+        assert "everything has ended" in launch.output
+    landed = DeltaTable(tmp_path / ".data/lake/entries").to_pyarrow_table(columns=["_odb_sequence"])
+    assert set(range(peek(store).frontier)) <= set(landed["_odb_sequence"].to_pylist())
