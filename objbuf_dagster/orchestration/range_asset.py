@@ -11,6 +11,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _TRANSIENT = (StorageUnavailable, JobFailed, TimedOut)
 _LONGEST_PAUSE = 300.0
 _NAMED = 5
+_READERS = 16
 
 
 class RangeConfig(dg.Config):
@@ -209,21 +211,24 @@ class _Step:
     def _read(self, buffer: BufferResource) -> tuple[tuple[RangeObject, ...], dict[SequenceRange, Outcome]]:
         """The range objects of the partitions, and those that have none: expired, or of another buffer."""
         ledger = buffer.ledger()
-        planned: list[RangeObject] = []
-        missing: dict[SequenceRange, Outcome] = {}
-        for wanted in sorted(SequenceRange.from_key(key) for key in self.context.partition_keys):
+
+        def read(wanted: SequenceRange) -> RangeObject | RangeFailure:
             try:
-                planned.append(ledger.read(wanted))
+                return ledger.read(wanted)
             except ObjbufError as error:
-                missing[wanted] = RangeFailure(wanted, error)
-        return tuple(planned), missing
+                return RangeFailure(wanted, error)
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            found = list(pool.map(read, sorted(map(SequenceRange.from_key, self.context.partition_keys))))
+        planned = tuple(one for one in found if isinstance(one, RangeObject))
+        return planned, {one.range: one for one in found if isinstance(one, RangeFailure)}
 
     def _called(
         self, function: Callable[[RangeContext], Iterable[Outcome]], context: RangeContext
     ) -> dict[SequenceRange, Outcome]:
         """What the function says of each range."""
         outcomes: dict[SequenceRange, Outcome] = {}
-        wanted = [range_of(one) for one in context.planned]
+        wanted = {range_of(one) for one in context.planned}
         reason: BaseException = InvalidInput(f"the function of {self.key.to_user_string()} gave no result for it")
         try:
             for outcome in function(context):

@@ -7,11 +7,9 @@ event log. The cursor holds the epoch, which proves that the buffer is still our
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import time
 from collections.abc import Callable, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -33,8 +31,6 @@ _ADDED_AT_ONCE = 500
 """Ranges that a tick has time to read and to add as partitions; the next one goes on behind them."""
 
 _LONGEST_PAUSE = 3600.0
-
-_READERS = 16
 
 
 @dataclass(slots=True)
@@ -150,11 +146,11 @@ class Tick:
         known = outcome.cursor.known
         after, end = (-1, -1) if known is None else (known.start, known.end)
         if end + 1 < seen.frontier:  # ranges that were acked before we knew of them: another deployment's, or home's
-            found, complete = self._retained(ledger, after)
+            unknown = ledger.list(end + 1, known, limit=_ADDED_AT_ONCE + 1)
         else:
             unknown = [one for one in seen.planned if one.start > after]
-            found, complete = unknown[:_ADDED_AT_ONCE], len(unknown) <= _ADDED_AT_ONCE
-        for one in found:
+        complete = len(unknown) <= _ADDED_AT_ONCE
+        for one in unknown[:_ADDED_AT_ONCE]:
             self._add(outcome, one, ledger)
         outcome.cursor = dataclasses.replace(
             outcome.cursor,
@@ -162,24 +158,6 @@ class Tick:
             oldest=range_of(seen.planned[0]) if seen.planned else known,  # which is acked, if nothing lies behind it
         )
         return complete
-
-    def _retained(self, ledger: RangeLedger, after: int) -> tuple[list[RangeObject], bool]:
-        """Ranges behind this start, and whether these are all. Not those that expired: their batches may be gone."""
-        starts = [start for start in ledger.starts(max(after, 0)) if start > after]
-        if not starts:
-            return [], True
-        expired_before = ledger.retention().expired_before
-        starts = starts[max(0, bisect.bisect_right(starts, expired_before) - 1) :]
-
-        def read(start: int) -> RangeObject | None:
-            try:
-                return ledger.at(start)
-            except NotFound:
-                return None  # expired since it was listed
-
-        with ThreadPoolExecutor(_READERS) as pool:
-            found = [one for one in pool.map(read, starts[:_ADDED_AT_ONCE]) if one is not None]
-        return [one for one in found if one.end >= expired_before], len(starts) <= _ADDED_AT_ONCE
 
     def _add(self, outcome: TickResult, planned: RangeObject, ledger: RangeLedger) -> None:
         known = outcome.cursor.known

@@ -61,8 +61,8 @@ class RangeLedger:
             raise RangeNotPlanned(wanted.key, f"the range that starts there is {range_of(found).key}")
         return found
 
-    def list(self, since: int = 0, hint: SequenceRange | None = None) -> list[RangeObject]:
-        """The retained ranges that hold sequence `since` or later ones, in order.
+    def list(self, since: int = 0, hint: SequenceRange | None = None, limit: int | None = None) -> list[RangeObject]:
+        """The retained ranges that hold sequence `since` or later ones, in order; the first `limit` of them.
 
         `hint` is any range that the caller knows to be planned and to begin before `since`: what lies before it is not
         even listed then.
@@ -70,11 +70,13 @@ class RangeLedger:
         starts = self.starts(hint.start) if hint is not None and hint.start <= since else []
         if not starts or hint is None or starts[0] != hint.start:  # no hint, or not one of this buffer's
             starts = self.starts()
-        starts = starts[max(0, bisect.bisect_right(starts, since) - 1) :]
-        expired_before = self.retention().expired_before if starts else 0
+        first = max(since, self.retention().expired_before) if starts else since
+        starts = starts[max(0, bisect.bisect_right(starts, first) - 1) :]
+        if limit is not None:
+            starts = starts[: limit + 1]  # one of them may end before what is wanted
         with ThreadPoolExecutor(_READERS) as pool:
             found = [planned for planned in pool.map(self._load_if_there, starts) if planned is not None]
-        return [planned for planned in found if planned.end >= max(since, expired_before)]
+        return [planned for planned in found if planned.end >= first][:limit]
 
     def tail(self, hint: SequenceRange | None = None) -> RangeObject | None:
         """The last range of the chain, or None if nothing was ever planned. `hint` as in `list`."""
