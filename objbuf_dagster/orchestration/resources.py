@@ -38,7 +38,7 @@ class BufferResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     Only `consumer()` takes the buffer over. The sensor calls it when its cursor is empty; everything else attaches with
     the epoch that the sensor published.
 
-    >>> buffer = BufferResource(url="memory://example")
+    >>> buffer = BufferResource(url="memory://docs")
     >>> with buffer.producer() as producer:
     ...     _ = producer.produce([b"one"])
     >>> buffer.peek().queue_length, buffer.peek().epoch

@@ -244,6 +244,7 @@ class Tick:
         """The sentence, and an observation if a number changed."""
         now = self.clock()
         given_up = [one for one, tried in tries.items() if self._is_given_up(tried)]
+        settled = {*given_up, *(one for one, _ in outcome.runs)}
         in_flight = sum(tried.active for tried in tries.values()) + len(outcome.runs)
         state = state_of(manifest, now)
         numbers = observations.numbers_of(state, in_flight, len(given_up))
@@ -258,7 +259,7 @@ class Tick:
             manifest,
             seen,
             given_up=given_up,
-            failing=[one for one, tried in tries.items() if tried.count and not tried.active and one not in given_up],
+            failing=[one for one, tried in tries.items() if tried.count and not tried.active and one not in settled],
             in_flight=in_flight,
             known_all=known_all,
             max_ahead=self.settings.max_ahead,

@@ -21,8 +21,9 @@ NUMBERS = ("rows", "batches", "bytes", "files", "seconds", "MB/s", "lag_seconds"
 STATE = ("epoch", "frontier", "next_sequence", "queue_length", "lag_seconds", "in_flight", "failed_ranges")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """Closed with the last test here: while it is open, an event loop runs, and Dagster cannot start one of its own."""
     expect.set_options(timeout=PATIENCE_SECONDS / 5 * 1000)
     with browser() as opened:
         yield opened

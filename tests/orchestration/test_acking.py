@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
-from objbuf_dagster.errors import Fenced, InvalidInput, StorageUnavailable
+from objbuf_dagster.errors import CorruptData, Fenced, InvalidInput, StorageUnavailable
 from objbuf_dagster.orchestration import (
     BufferResource,
     BufferSource,
@@ -122,6 +122,22 @@ def test_backfill_of_a_run_per_range_acks_after_each(
     assert frontiers == [2, 4]
 
 
+def test_failed_run_of_a_backfill_of_a_run_per_range_holds_up_the_others_acks(
+    tmp_path: Path, buffer: BufferResource, lake: Path, produce: Produce
+) -> None:
+    def fail_first(context: RangeContext, lake: LakeResource) -> Iterator[Outcome]:
+        if context.planned[0].start == 0:
+            raise CorruptData("it", "as the test asked")
+        return write_lines(context, Path(lake.url) / "entries")
+
+    asset = scripted_asset(BufferSource(), fail_first, backfill_policy=dg.BackfillPolicy.multi_run(1))
+    with deployment(tmp_path / "home", buffer, lake, assets=[asset]) as deployed:
+        produce(4)
+        first, second = planned(deployed)
+        assert [deployed.backfill(key, key).success for key in (first, second)] == [False, True]
+        assert (deployed.frontier, deployed.materialised()) == (0, [second])
+
+
 @pytest.mark.parametrize("fault", ["", "fail"])
 def test_dagsters_own_command_acks_what_it_materialised(
     fault: str, tmp_path: Path, deployed: Deployment, buffer: BufferResource, produce: Produce, lake: Path
@@ -149,7 +165,7 @@ def test_dagsters_own_backfill_queues_a_run_of_the_landing_job_per_range(
     assert deployed.frontier == 0
 
 
-def test_reexecution_of_a_failed_run_acks(
+def test_reexecution_of_a_failed_run_acks_if_it_succeeds(
     tmp_path: Path,
     deployed: Deployment,
     buffer: BufferResource,
@@ -168,9 +184,13 @@ def test_reexecution_of_a_failed_run_acks(
     with dg.execute_job(job, deployed.instance, tags=tags) as failed:
         assert not failed.success
     assert deployed.frontier == 0
-    # when: it is started again once the cause is mended
-    monkeypatch.setenv("TEST_FAULT", "")
+    # when: it is started again before the cause is mended
     again = dg.ReexecutionOptions.from_failure(failed.run_id, deployed.instance)
+    with dg.execute_job(job, deployed.instance, tags=tags, reexecution_options=again) as failed_again:
+        assert not failed_again.success
+    assert (deployed.frontier, deployed.materialised()) == (0, [])
+    # and once it is
+    monkeypatch.setenv("TEST_FAULT", "")
     with dg.execute_job(job, deployed.instance, tags=tags, reexecution_options=again) as done:
         assert done.success
     # then

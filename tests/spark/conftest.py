@@ -18,10 +18,11 @@ import tests
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.spark.session import session
-from objbuf_dagster.store import LocalStore
+from objbuf_dagster.store import LocalStore, Store
 from tests.spark.clusters import ClassicSessions, connect_server
 from tests.spark.landing import Filled, fill
 from tests.spark.rows import batch
+from tests.support.s3 import S3Location
 
 cloudpickle.register_pickle_by_value(tests)  # type: ignore[no-untyped-call]  # executors can't import the functions that tests send them
 
@@ -62,3 +63,13 @@ def small(tmp_path: Path) -> Filled:
 def table(tmp_path: Path) -> LakeTable:
     """One that is not there yet."""
     return LakeTable(f"file://{tmp_path}/lake/entries")
+
+
+@pytest.fixture(params=["local", "s3"])
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Store, LakeTable]:
+    """A store for the buffer and a table, both on a disk or both in a bucket."""
+    if request.param == "local":
+        return LocalStore(tmp_path / "buffer"), LakeTable(f"file://{tmp_path}/lake/entries")
+    s3: S3Location = request.getfixturevalue("s3")
+    lake = s3.below("lake/entries")
+    return s3.below("buffer").open(), LakeTable(lake.url, options=lake.options)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -12,7 +15,7 @@ from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import Limits, RangeLedger, plan
 from objbuf_dagster.spark.reading import read
-from objbuf_dagster.store import Store
+from objbuf_dagster.store import LocalStore, Store
 from tests.spark.rows import Batch, Row, batch
 from tests.support.buffers import append
 
@@ -51,3 +54,16 @@ def rows_in(spark: SparkSession, table: LakeTable, *, native: bool | None = None
     found = read(spark, table, native=native).drop("_odb_range").toArrow()
     ordered = found.sort_by([("_odb_sequence", "ascending"), ("_odb_entry_index", "ascending")])
     return list(zip(*(column.to_pylist() for column in ordered.columns), strict=True))
+
+
+class Deadly(LocalStore):
+    """A store that kills who reads one of its objects."""
+
+    def __init__(self, root: Path, ending: str) -> None:
+        super().__init__(root)
+        self.ending = ending
+
+    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        if path.endswith(self.ending):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(path, max_bytes=max_bytes)

@@ -25,17 +25,6 @@ from objbuf_dagster.store import LocalStore, ObjectInfo, Store
 from tests.spark.landing import Filled, fill, rows_in
 from tests.spark.rows import Row, batch, entries, of_every_kind
 from tests.support.buffers import append, batch_name, put_batch
-from tests.support.s3 import S3Location
-
-
-@pytest.fixture(params=["local", "s3"])
-def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Store, LakeTable]:
-    """A store for the buffer and a table, both on a disk or both in a bucket."""
-    if request.param == "local":
-        return LocalStore(tmp_path / "buffer"), LakeTable(f"file://{tmp_path}/lake/entries")
-    s3: S3Location = request.getfixturevalue("s3")
-    lake = s3.below("lake/entries")
-    return s3.below("buffer").open(), LakeTable(lake.url, options=lake.options)
 
 
 def files_of(table: LakeTable, number: int, filled: Filled) -> set[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,20 +28,9 @@ from objbuf_dagster.ranges import Limits, RangeLedger, plan, range_of
 from objbuf_dagster.spark.landing import Failed, Landed, commit, land, land_all, shares
 from objbuf_dagster.spark.worker import Report, Task
 from objbuf_dagster.store import LocalStore, Store
-from tests.spark.landing import Filled, fill, rows_in
+from tests.spark.landing import Deadly, Filled, fill, rows_in
 from tests.spark.rows import batch, of_every_kind
 from tests.support.buffers import append, batch_name, put_batch
-from tests.support.s3 import S3Location
-
-
-@pytest.fixture(params=["local", "s3"])
-def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Store, LakeTable]:
-    """A store for the buffer and a table, both on a disk or both in a bucket."""
-    if request.param == "local":
-        return LocalStore(tmp_path / "buffer"), LakeTable(f"file://{tmp_path}/lake/entries")
-    s3: S3Location = request.getfixturevalue("s3")
-    lake = s3.below("lake/entries")
-    return s3.below("buffer").open(), LakeTable(lake.url, options=lake.options)
 
 
 def written(filled: Filled, planned: RangeObject, table: LakeTable) -> list[Report]:
@@ -198,19 +185,6 @@ def test_a_dry_run_of_a_bad_batch_fails_its_range_and_leaves_nothing(
 
     assert [type(outcome) for outcome in outcomes] == [Landed, Failed, Landed]
     assert objects(table) == []
-
-
-class Deadly(LocalStore):
-    """A store that kills who reads one of its objects."""
-
-    def __init__(self, root: Path, ending: str) -> None:
-        super().__init__(root)
-        self.ending = ending
-
-    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        if path.endswith(self.ending):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().read(path, max_bytes=max_bytes)
 
 
 def test_a_dry_run_leaves_nothing_of_jobs_that_spark_ended(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +16,7 @@ from objbuf_dagster.ranges import range_of
 from objbuf_dagster.spark.landing import Failed, Landed, commit, land_all
 from objbuf_dagster.spark.worker import Report
 from objbuf_dagster.store import LocalStore
-from tests.spark.landing import Filled, rows_in
+from tests.spark.landing import Deadly, Filled, rows_in
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -118,19 +116,6 @@ def test_an_error_that_nobody_expects_fails_its_range_and_no_other(
     assert isinstance(first, Landed)
     assert isinstance(third, Landed)
     assert rows_in(spark, table) == small.rows(0, 2)
-
-
-class Deadly(LocalStore):
-    """A store that kills who reads one of its objects."""
-
-    def __init__(self, root: Path, ending: str) -> None:
-        super().__init__(root)
-        self.ending = ending
-
-    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        if path.endswith(self.ending):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().read(path, max_bytes=max_bytes)
 
 
 def test_a_range_that_kills_its_worker_fails_alone(
