@@ -7,13 +7,14 @@ import multiprocessing
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from objbuf_dagster.lake import DataFile, LakeTable
+from objbuf_dagster.lake import DataFile, LakeTable, RangeCheck
 from objbuf_dagster.ranges import SequenceRange
 
 REPOSITORY = Path(__file__).parents[2]
@@ -122,3 +123,8 @@ def _land_for_ever(pickled: bytes) -> None:
 
 if __name__ == "__main__":
     _land_for_ever(bytes.fromhex(sys.argv[1]))
+
+
+def failed(checks: Sequence[RangeCheck]) -> list[str]:
+    """The names of those that did not pass."""
+    return [check.name for check in checks if not check.passed]

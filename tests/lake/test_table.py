@@ -278,3 +278,25 @@ def test_places_that_cannot_hold_a_table_are_refused(tmp_path: Path) -> None:
     odd = LakeTable(tmp_path / "a b#c?é")
     land(odd, key(0))
     assert sequences(odd) == list(range(10))
+
+
+def test_what_a_commit_would_refuse_is_told_without_one(table: LakeTable) -> None:
+    files = write(table, key(0))
+    table.check(key(0), files)
+    assert not table.exists()
+
+    table.commit(key(0), files, epoch=1)
+    table.check(key(0), files)
+    table.check(key(0), write(table, key(0)))
+    table.check(key(1), [])
+    for range_key, wrong, kind in (
+        ("000000000005-000000000014", [], InvalidInput),
+        (key(1), [DataFile(table.new_path(key(1)), 1, 1)], NotFound),
+        (key(0), [files[0]], InvalidInput),
+        (key(0), [replace(files[0], path=table.new_path(key(1)))], InvalidInput),
+    ):
+        with pytest.raises(kind):
+            table.check(range_key, wrong)
+        with pytest.raises(kind):
+            table.commit(range_key, wrong, epoch=1)
+    assert (table.version(), list(table.ranges())) == (1, [key(0)])
