@@ -4,6 +4,10 @@ A batch may go only if all of this holds: its name is a ULID; no manifest entry 
 the oldest manifest entry (with an empty manifest this falls away); it is older than the grace period; and no retained
 range names it. The manifest is read first and the ranges after it: where ranges are planned, a batch leaves the
 manifest only once its range is there, so whatever is not in the one is in the other.
+
+A name tells its producer's clock, and both that and ours may be wrong: then a batch that is just on its way into the
+manifest looks old. So what looks like garbage must also be older than the grace period by the store's own clock, and is
+then looked for in the manifest once more: a producer appends within half that time, or not at all.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,6 +32,7 @@ from objbuf_dagster.store import ObjectInfo, Store
 DEFAULT_INTERVAL_SECONDS = 300.0
 DEFAULT_GRACE_SECONDS = 600.0
 _RANGE_OBJECTS_STAY_SECONDS = 24 * 3600.0
+_CLOCK = f"{RANGES_FOLDER}/clock"
 _READERS = 16
 _DELETE_AT_ONCE = 1000
 _log = logging.getLogger(__name__)
@@ -85,16 +90,14 @@ class GarbageCollector:
         manifest = self._read_manifest()
         ranges = self._read_ranges(stop)
         before, retention = self._expire(manifest, now_ms, dry_run) if ranges else (0, Retention())
-        spared = {entry.location for entry in manifest.entries()}
-        for end, locations in ranges.values():
-            if end >= retention.expired_before:
-                spared |= locations
-        oldest_ms = _oldest_ms(manifest)
-        garbage = [
-            info
-            for info in self._store.list(self._prefix)
-            if self._is_garbage(info.path, oldest_ms, now_ms) and info.path not in spared
-        ]
+        garbage = self._garbage(self._store.list(self._prefix), manifest, ranges, retention, now_ms)
+        if not dry_run and any(info.modified_ms is not None for info in garbage):
+            store_ms = self._store_clock_ms(stop)
+            young = {info.path for info in garbage if not self._is_old(info, store_ms)}
+            manifest = self._read_manifest()
+            ranges = self._read_ranges(stop)
+            garbage = self._garbage(garbage, manifest, ranges, retention, now_ms)
+            garbage = [info for info in garbage if info.path not in young]
         # The newest range stays for good: planners find the end of the chain by it. The others stay for some time after
         # their batches went, so that a planner who slept that long cannot take their names.
         gone_before = retention.gone_before(now_ms, _RANGE_OBJECTS_STAY_SECONDS)
@@ -133,6 +136,33 @@ class GarbageCollector:
             raise _Stopped
         if self.epoch is not None:
             self._read_manifest()
+
+    def _garbage(
+        self,
+        candidates: Iterable[ObjectInfo],
+        manifest: Manifest,
+        ranges: Mapping[int, tuple[int, frozenset[str]]],
+        retention: Retention,
+        now_ms: int,
+    ) -> list[ObjectInfo]:
+        spared = {entry.location for entry in manifest.entries()}
+        for end, locations in ranges.values():
+            if end >= retention.expired_before:
+                spared |= locations
+        oldest_ms = _oldest_ms(manifest)
+        return [
+            info for info in candidates if self._is_garbage(info.path, oldest_ms, now_ms) and info.path not in spared
+        ]
+
+    def _store_clock_ms(self, stop: threading.Event | None) -> int | None:
+        """What time it is for the store: that of an object which it has just written."""
+        path = f"{self._prefix}/{_CLOCK}"
+        self._check_owner(stop)
+        self._store.put(path, b"")
+        return self._store.head(path).modified_ms
+
+    def _is_old(self, info: ObjectInfo, store_ms: int | None) -> bool:
+        return info.modified_ms is None or store_ms is None or store_ms - info.modified_ms >= self._grace_ms
 
     def _is_garbage(self, path: str, oldest_ms: float | None, now_ms: int) -> bool:
         time_ms = batch_time_ms(path)

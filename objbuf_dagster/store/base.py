@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from objbuf_dagster.errors import CorruptData, InvalidInput, ObjbufError, StorageUnavailable
 
@@ -41,10 +41,14 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object without its bytes."""
+    """An object without its bytes.
+
+    modified_ms: when it was written, by the store's own clock; None if the store does not say.
+    """
 
     path: str
     size: int
+    modified_ms: int | None = field(default=None, compare=False)
 
 
 class TransientError(StorageUnavailable):

@@ -107,7 +107,7 @@ class LocalStore(Store):
 
     def head(self, path: str) -> ObjectInfo:
         with _translated(path), open(self._file(path), "rb", buffering=0) as file:
-            return ObjectInfo(path, os.fstat(file.fileno()).st_size)
+            return _info(path, os.fstat(file.fileno()))
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
         below = folder(prefix)
@@ -125,7 +125,7 @@ class LocalStore(Store):
                     if _is_ours(name) or (after is not None and path <= after):
                         continue
                     with contextlib.suppress(FileNotFoundError):
-                        found.append(ObjectInfo(path, os.stat(os.path.join(directory, name)).st_size))
+                        found.append(_info(path, os.stat(os.path.join(directory, name))))
         yield from sorted(found, key=lambda info: info.path)
 
     def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
@@ -221,6 +221,10 @@ def _is_at(descriptor: int, name: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(name))
     except FileNotFoundError:
         return False
+
+
+def _info(path: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _sync_folder(directory: Path) -> None:

@@ -19,18 +19,70 @@ from objbuf_dagster.errors import (
 )
 from objbuf_dagster.store import MemoryStore, Store
 from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked, planned_and_acked_now
-from tests.support.buffers import append, batch_name, fill, put_batch
+from tests.support.buffers import append, batch_name, fill, manifest_of, put_batch
+from tests.support.clocked import ClockedStore
 from tests.support.faults import Call, Delay, FaultStore
 
 
 def test_an_old_batch_that_nobody_names_goes(any_store: Store) -> None:
     orphan = put_batch(any_store, batch_name(T0))
 
-    report = collector(any_store, 601).collect_once()
+    report = collector(any_store, 601, grace=0).collect_once()  # the stores' own clocks cannot be set
 
     assert report.deleted == (orphan,)
     assert report.bytes == 12
-    assert paths(any_store) == set()
+    assert orphan not in paths(any_store)
+
+
+def test_a_batch_that_the_store_wrote_just_now_stays_whatever_its_name_and_our_clock_say(shared_store: Store) -> None:
+    """Its producer's clock may be behind, or ours ahead, and it may be on its way into the manifest."""
+    orphan = put_batch(shared_store, batch_name(T0))
+
+    assert collector(shared_store, DAY).collect_once().deleted == ()
+    assert orphan in paths(shared_store)
+
+
+def test_by_the_store_s_clock_too_a_batch_must_be_older_than_the_grace_period() -> None:
+    now = 0.0
+    store = ClockedStore(lambda: now)
+    orphan = put_batch(store, batch_name(T0))
+    now = 599.9
+    assert collector(store, DAY).collect_once().deleted == ()
+    now = 600
+    assert collector(store, DAY).collect_once().deleted == (orphan,)
+
+
+def test_a_batch_that_is_appended_while_it_is_found_to_be_old_stays() -> None:
+    now = 0.0
+    store = ClockedStore(lambda: now)
+    late = put_batch(store, batch_name(T0))
+    now = 3600
+
+    def append_meanwhile(call: Call) -> None:
+        if call.method == "put":
+            append(store, late)
+
+    report = GarbageCollector(FaultStore(store, append_meanwhile), clock=lambda: T0 / 1000 + DAY).collect_once()
+
+    assert manifest_of(store).entry_count == 1
+    assert report.deleted == ()
+    assert late in paths(store)
+
+
+def test_a_fenced_collector_does_not_ask_the_store_s_clock() -> None:
+    store = ClockedStore(lambda: 0.0)
+    old = Consumer.open(store, gc_interval=None)
+    put_batch(store, batch_name(T0))
+
+    def taken_over(call: Call) -> None:
+        if call.method == "list" and call.path == "ingest":
+            Consumer.open(store, gc_interval=None)
+
+    faults = FaultStore(store, taken_over)
+    with pytest.raises(Fenced):
+        GarbageCollector(faults, epoch=old.epoch, clock=lambda: T0 / 1000 + DAY).collect_once()
+
+    assert not [call for call in faults.calls if call.method == "put"]
 
 
 def test_a_batch_in_the_manifest_stays() -> None:

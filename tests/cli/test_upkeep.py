@@ -20,6 +20,7 @@ def litter(root: Path, name: str | None = None) -> Path:
     file = root / "ingest" / f"{name or new_ulid(1_600_000_000_000)}.batch"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"12345")
+    os.utime(file, (1_600_000_000, 1_600_000_000))
     return file
 
 
@@ -64,6 +65,15 @@ def test_gc_deletes_garbage_and_nothing_else(tmp_path: Path) -> None:
     assert not garbage.exists()
     assert other.exists()
     assert entries_in(tmp_path) == [b"a"]
+
+
+def test_gc_keeps_what_was_written_just_now_whatever_its_name_says(tmp_path: Path) -> None:
+    fill(tmp_path, [b"a"])
+    fresh = litter(tmp_path)
+    os.utime(fresh)
+
+    assert ok("gc", tmp_path, "--yes") == "deleted nothing\n"
+    assert fresh.exists()
 
 
 def test_gc_without_garbage_asks_nothing(tmp_path: Path) -> None:
