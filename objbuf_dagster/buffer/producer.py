@@ -291,9 +291,10 @@ class Producer:
 
 
 class _Append:
-    """The change that appends batches, once: in doubt it looks for the last of them where it would have put it.
+    """The change that appends batches, once: after a write it looks for the last of them where it would have put it.
 
-    They are appended all or none, so one tells of all; and the last is the one that stays in the queue the longest.
+    They are appended all or none, so one tells of all; and the last is the one that stays in the queue the longest. It
+    looks also after a conflict without a doubt: a proxy that repeats a write answers with the second one's conflict.
     """
 
     def __init__(self, batches: list[PendingBatch]) -> None:
@@ -305,15 +306,15 @@ class _Append:
             batch.error = error
 
     def __call__(self, manifest: Manifest, in_doubt: bool) -> bool:
-        if in_doubt and manifest.next_sequence >= self.first + len(self.batches):
+        if self.first >= 0 and manifest.next_sequence >= self.first + len(self.batches):
             found = manifest.entry(self.first + len(self.batches) - 1)
-            if found is None:
+            if found is None and in_doubt:
                 raise StorageUnavailable(
                     "the answer to a manifest write was lost, and what it may have written was consumed since: the "
                     "entries may be durable; produce them again only if twice is better than never",
                     in_doubt=True,
                 )
-            if found.location == self.batches[-1].location:
+            if found is not None and found.location == self.batches[-1].location:
                 return False
         self._drop_old(in_doubt)
         self.first = manifest.next_sequence

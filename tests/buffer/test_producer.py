@@ -111,6 +111,18 @@ def test_a_lost_answer_is_told_from_a_lost_race(store: MemoryStore) -> None:
     assert manifest_of(store).entry_count == 2
 
 
+def test_an_append_that_a_proxy_repeats_is_not_appended_twice(store: MemoryStore) -> None:
+    """The answer is that of the second write: a conflict, with the first one."""
+    faults = FaultStore(store, {("put", 2): "twice"})
+
+    with Producer(faults) as producer:
+        places = [producer.produce([entry]).await_durable(30).sequence for entry in (b"a", b"b")]
+
+    assert faults.calls[2].path == DEFAULT_MANIFEST_PATH
+    assert places == [0, 1]
+    assert landed(store) == [[b"a"], [b"b"]]
+
+
 def test_a_lost_answer_that_was_consumed_since_is_reported_in_doubt_and_not_repeated(store: MemoryStore) -> None:
     def script(call: Call) -> Fault | None:
         if (call.method, call.nth) == ("put", 2):

@@ -49,6 +49,18 @@ def test_faults_come_where_the_script_says() -> None:
     assert store.calls == [Call(number, number, "put", "a") for number in (1, 2, 3, 4)]
 
 
+def test_what_is_done_twice_gives_the_second_answer() -> None:
+    memory = MemoryStore()
+    store = FaultStore(memory, lambda call: "twice")
+
+    assert store.put("a", b"1") is None
+    assert store.put("b", b"2", if_absent=True) == Conflict()
+    assert memory.read("b") == b"2"
+    assert [info.path for info in store.list()] == ["a", "b"]
+    assert store.delete(["a"]) == {}
+    assert [call.method for call in store.calls] == ["put", "put", "list", "delete"]
+
+
 def test_a_script_can_decide_delay_and_be_replaced() -> None:
     store = FaultStore(MemoryStore(), lambda call: Delay(0.05) if call.method == "put" else "fail")
     began = time.monotonic()

@@ -39,9 +39,11 @@ class Delay:
     seconds: float
 
 
-Fault = Literal["fail", "lost", "unavailable"] | Delay
+Fault = Literal["fail", "lost", "twice", "unavailable"] | Delay
 """`fail`: TransientError, and nothing was done. `lost`: it is done, then TransientError: the answer was lost; a listing
-breaks off after its first half. `unavailable`: StorageUnavailable, and nothing was done (nobody retries that)."""
+breaks off after its first half. `twice`: it is done, and done again, as by a proxy that repeats; the answer is the
+second's, so a conditional put meets itself. `unavailable`: StorageUnavailable, and nothing was done (nobody retries
+that)."""
 
 Script = Callable[[Call], Fault | None] | Mapping[tuple[str, int], Fault]
 """Which calls fail: `{("put", 2): "lost"}` loses the answer of the second put; a callable decides for each call."""
@@ -77,7 +79,7 @@ class FaultStore(Store):
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
         lost = self._begin("list", prefix)
-        if lost is None:
+        if not isinstance(lost, TransientError):  # twice is as good as once
             yield from self.inner.list(prefix, after=after)
         else:
             half = (sum(1 for _ in self.inner.list(prefix, after=after)) + 1) // 2
@@ -91,12 +93,14 @@ class FaultStore(Store):
     def _do(self, method: str, path: str, action: Callable[[], T]) -> T:
         lost = self._begin(method, path)
         result = action()
+        if lost == "twice":
+            return action()
         if lost is not None:
             raise lost
         return result
 
-    def _begin(self, method: str, path: str) -> TransientError | None:
-        """Count the call and fail it now, or return what to raise once it is done."""
+    def _begin(self, method: str, path: str) -> TransientError | Literal["twice"] | None:
+        """Count the call and fail it now, or return what to raise once it is done, or that it is to be done twice."""
         with self._mutex:
             self._by_method[method] += 1
             call = Call(len(self.calls) + 1, self._by_method[method], method, path)
@@ -106,6 +110,8 @@ class FaultStore(Store):
         if isinstance(fault, Delay):
             time.sleep(fault.seconds)
             return None
+        if fault == "twice":
+            return "twice"
         if fault == "fail":
             raise TransientError(f"{method} {path!r} failed, as the test asked")
         if fault == "unavailable":
