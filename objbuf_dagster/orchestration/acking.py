@@ -75,7 +75,9 @@ def survey(
     for one in planned:
         check_against(manifest, one)
     done = frozenset(materialised(instance, source.gates, planned))
-    return Survey(current, planned, done, frontier(current, map(range_of, planned), done))
+    # Others may have produced, planned and landed since the manifest was read: it cannot be acked for that.
+    known = [range_of(one) for one in planned if one.end < manifest.next_sequence]
+    return Survey(current, planned, done, frontier(current, known, done))
 
 
 def ack_surveyed(

@@ -18,6 +18,7 @@ from objbuf_dagster.orchestration import (
     RangeContext,
     ack_materialised,
 )
+from objbuf_dagster.orchestration.acking import survey
 from objbuf_dagster.orchestration.materialised import LAST_BATCH
 from tests.orchestration import location
 from tests.orchestration.conftest import Produce
@@ -416,3 +417,20 @@ def test_dry_run_acks_not_even_what_others_have_materialised(deployed: Deploymen
     assert deployed.materialise(second, config=DRY).success
     # then
     assert deployed.frontier == 0
+
+
+def test_what_landed_after_the_manifest_was_read_is_left_for_the_next_ack(
+    deployed: Deployment, produce: Produce
+) -> None:
+    produce(2)
+    deployed.tick()
+    old = deployed.buffer.place().manifests().read()
+    deployed.settle()
+    frontier = deployed.frontier
+    produce(2)
+    deployed.settle()
+
+    seen = survey(deployed.instance, deployed.source, deployed.buffer.ledger(), old)
+
+    assert seen.reached == frontier == old.next_sequence
+    assert [one.end for one in seen.planned] == [1, 3]
