@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+_SHOWN = 200
+
+
+def shown(text: str) -> str:
+    """Text from outside, fit for a message: on one line, printable, and not too long."""
+    part = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return part if part.isprintable() else repr(part)[1:-1][: 2 * _SHOWN]
+
 
 class ObjbufError(Exception):
     """Base of every error that this package raises."""
@@ -43,9 +51,9 @@ class UnsupportedVersion(ObjbufError):
     """A newer (or unknown) format version. This release cannot read it; upgrade: give up."""
 
     def __init__(self, what: str, version: object, supported: int) -> None:
-        shown = version if isinstance(version, int) else f"of type {type(version).__name__}"
+        number = version if isinstance(version, int) else f"of type {type(version).__name__}"
         super().__init__(
-            f"{what} has version {shown}, this release reads version {supported}: "
+            f"{what} has version {shown(str(number))}, this release reads version {supported}: "
             "upgrade objbuf-dagster, or find out who wrote it"
         )
         self.what = what
@@ -67,7 +75,7 @@ class NotFound(ObjbufError):
     """There is no object at this path: give up."""
 
     def __init__(self, path: str, hint: str = "") -> None:
-        super().__init__(f"there is no object {path!r}" + (f": {hint}" if hint else ""))
+        super().__init__(f"there is no object '{shown(path)}'" + (f": {hint}" if hint else ""))
         self.path = path
 
 

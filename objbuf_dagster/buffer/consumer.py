@@ -24,7 +24,7 @@ from objbuf_dagster.buffer.manifest_store import (
 )
 from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.buffer.retention import DEFAULT_RETENTION_SECONDS
-from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, OutOfOrderAck
+from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, OutOfOrderAck, shown
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES, BatchDescriptor, ConsumedBatch, Manifest
 from objbuf_dagster.store import Store, check_path
 
@@ -359,7 +359,7 @@ class Consumer:
             entry = manifest.entry(wanted.sequence) if wanted.location else None
             if entry is not None and entry.location != wanted.location:
                 raise BufferReplaced(
-                    f"sequence {wanted.sequence} is {entry.location}, but {wanted.location} was processed"
+                    f"sequence {wanted.sequence} is {shown(entry.location)}, but {shown(wanted.location)} was processed"
                 )
             manifest.dequeue(wanted.sequence)
             return manifest.frontier > before

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX
 from objbuf_dagster.buffer.metrics import Metrics
-from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound, ObjbufError
+from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound, ObjbufError, shown
 from objbuf_dagster.protocol import (
     BLOCK_BYTES,
     DEFAULT_MAX_BYTES,
@@ -42,9 +42,9 @@ def check_location(location: str, data_prefix: str) -> str:
     try:
         check_path(location)
     except InvalidInput as error:
-        raise CorruptData(f"location {location[:200]!r}", str(error)) from None
+        raise CorruptData(f"location '{shown(location)}'", str(error)[:300]) from None
     if not location.startswith(f"{data_prefix}/"):
-        raise CorruptData(f"location {location[:200]!r}", f"it is outside the buffer's data prefix, {data_prefix!r}")
+        raise CorruptData(f"location '{shown(location)}'", f"it is outside the buffer's data prefix, {data_prefix!r}")
     return location
 
 
@@ -128,5 +128,5 @@ def _named(descriptor: BatchDescriptor) -> Iterator[None]:
         hint = f"sequence {descriptor.sequence} names it, so its data is lost or expired"
         raise NotFound(descriptor.location, hint) from None
     except ObjbufError as error:
-        error.args = (f"sequence {descriptor.sequence}, {descriptor.location}: {error}",)
+        error.args = (f"sequence {descriptor.sequence}, {shown(descriptor.location)}: {error}",)
         raise

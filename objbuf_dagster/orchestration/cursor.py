@@ -7,8 +7,9 @@ another's. An empty cursor is the way to take a buffer over.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from objbuf_dagster.errors import InvalidInput
@@ -73,11 +74,13 @@ class Cursor:
 def _checked(given: dict[str, Any]) -> Cursor:
     keys = {name: given.pop(name) for name in ("known", "oldest")}
     given |= {name: None if key is None else SequenceRange.from_key(key) for name, key in keys.items()}
+    if given.keys() - {one.name for one in fields(Cursor)}:
+        raise TypeError("a name is none of its own")  # not Python's own words: they quote the name as it is
     cursor = Cursor(**given)
     if not isinstance(cursor.buffer, str) or not isinstance(cursor.observed, dict):
         raise TypeError("a value is of another type")
     for number in (cursor.epoch, cursor.next_sequence, *cursor.observed.values()):
-        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
             raise TypeError("a number is none")
     if not isinstance(cursor.epoch, int) or not isinstance(cursor.next_sequence, int):
         raise TypeError("a number is not whole")

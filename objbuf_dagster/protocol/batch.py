@@ -165,7 +165,9 @@ def _stream(frames: memoryview, count: int, max_bytes: int, block_bytes: int) ->
                 raise _too_large(max_bytes)
             return got
 
-        yield from iter_window(read_into, count, "batch", block_bytes=block_bytes, likely_bytes=size)
+        yield from iter_window(
+            read_into, count, "batch", block_bytes=block_bytes, likely_bytes=size, most_bytes=max_bytes
+        )
 
 
 def _split(data: Buffer) -> tuple[memoryview, bool, int]:

@@ -91,7 +91,7 @@ def iter_block(block: Buffer, count: int, what: str, block_bytes: int) -> Iterat
         left = left[size:]
         return size
 
-    return iter_window(read_into, count, what, block_bytes=block_bytes, likely_bytes=len(block))
+    return iter_window(read_into, count, what, block_bytes=block_bytes, likely_bytes=len(block), most_bytes=len(block))
 
 
 def offset_of(data: bytes, start: int, end: int, index: int, count: int, what: str) -> int:

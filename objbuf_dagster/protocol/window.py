@@ -29,12 +29,12 @@ ReadInto = Callable[[memoryview], int]
 
 
 def iter_window(
-    read_into: ReadInto, count: int, what: str, *, block_bytes: int, likely_bytes: int
+    read_into: ReadInto, count: int, what: str, *, block_bytes: int, likely_bytes: int, most_bytes: int
 ) -> Iterator[pa.Array]:
     """The `count` records of a block as Arrow arrays of about `block_bytes`, or of one record if that is larger.
 
-    likely_bytes: how long the block is, more or less. Raises CorruptData, at the record that shows it, unless the
-    records fill the block exactly; and what `read_into` raises.
+    likely_bytes: how long the block is, more or less. most_bytes: how long it may be. Raises CorruptData, at the record
+    that shows it, unless the records fill the block exactly; and what `read_into` raises.
     """
     window = _Window(min(block_bytes, max(likely_bytes + 1, _LEAST)))  # one more than all, so that the end shows
     passed = seen = 0  # bytes and records before the window
@@ -58,14 +58,19 @@ def iter_window(
                 break
         passed += at
         window.drop(at)
-        if ended:
+        if ended or (seen == count and window.used):
             break
-        if not at and window.used:
-            window.grow()  # one record is longer than all of it
+        if not at and window.used:  # one record is longer than all of it
+            size = window.record_size()
+            if size > most_bytes - passed:  # before it is waited for, in ever more memory
+                reason = f"a record of {size - _LENGTH.size} bytes does not fit in the {most_bytes} that all may have"
+                raise CorruptData(what, reason, offset=passed)
+            window.grow(size)
     if seen < count:
         raise CorruptData(what, _cut_short(window), offset=passed)
     if window.used:
-        raise CorruptData(what, f"{window.used} bytes are left over after {count} records", offset=passed)
+        amount = f"{window.used}" if ended else f"{window.used} or more"
+        raise CorruptData(what, f"{amount} bytes are left over after {count} records", offset=passed)
 
 
 def _cut_short(window: _Window) -> str:
@@ -131,7 +136,13 @@ class _Window:
         self.data[: self.used - size] = self.data[size : self.used]
         self.used -= size
 
-    def grow(self) -> None:
+    def record_size(self) -> int:
+        """What the first record says it takes, or its length alone if that is not all there."""
+        length = _LENGTH.unpack_from(self.data)[0] if self.used >= _LENGTH.size else 0
+        return _LENGTH.size + int(length)
+
+    def grow(self, wanted: int) -> None:
+        """Towards `wanted` bytes: to twice the size at most, since what was not read yet may be a lie."""
         kept = self.data[: self.used]
-        self._make(2 * len(self.data))
+        self._make(min(2 * len(self.data), max(wanted + 1, len(self.data) + 1)))
         self.data[: self.used] = kept

@@ -14,7 +14,15 @@ from datetime import datetime, timezone
 
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX
 from objbuf_dagster.buffer.retention import Retention, read_retention
-from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound, RangeExpired, RangeNotPlanned
+from objbuf_dagster.errors import (
+    BufferReplaced,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    RangeExpired,
+    RangeNotPlanned,
+    shown,
+)
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.protocol.range_object import MAX_RANGE_OBJECT_BYTES, RANGES_FOLDER, range_path, range_start
 from objbuf_dagster.ranges.key import SequenceRange
@@ -132,7 +140,8 @@ def compare_locations(planned: RangeObject, known: dict[int, str]) -> None:
         sequence, location = batch.descriptor.sequence, batch.descriptor.location
         if known.get(sequence, location) != location:
             raise BufferReplaced(
-                f"sequence {sequence} is {known[sequence]} in the manifest, but {location} in range {range_of(planned)}"
+                f"sequence {sequence} is {shown(known[sequence])} in the manifest, but {shown(location)} in range "
+                f"{range_of(planned)}"
             )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from objbuf_dagster import __version__
-from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.protocol import BatchDescriptor, Block
 from objbuf_dagster.protocol.blocks import iter_block
 from objbuf_dagster.protocol.page import BINARY, I32, I64, LIST, MAX_PAGE, STRUCT, Buffer, bytes_of, elements, thrift
@@ -211,7 +211,7 @@ class EntriesFile:
 
 
 def _refused(batch: BatchDescriptor, why: str) -> InvalidInput:
-    return InvalidInput(f"sequence {batch.sequence}, {batch.location}: {why}")
+    return InvalidInput(f"sequence {batch.sequence}, {shown(batch.location)}: {why}")
 
 
 def goes_in_as_it_is(block: Block) -> bool:

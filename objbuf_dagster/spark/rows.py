@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from objbuf_dagster.buffer import BufferPlace
-from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.lake.schema import ENTRIES
 from objbuf_dagster.protocol import BLOCK_BYTES, BatchDescriptor, PlannedBatch, metadata_runs
 from objbuf_dagster.protocol.model import MAX_U32
@@ -119,7 +119,7 @@ def _narrow(records: pa.Array, descriptor: BatchDescriptor, first: int) -> pa.Ar
     for index, size in enumerate(pc.binary_length(records).to_pylist(), start=first):
         if size > _MOST_ENTRY:
             raise InvalidInput(
-                f"sequence {descriptor.sequence}, {descriptor.location}: entry {index} has {size} bytes, "
+                f"sequence {descriptor.sequence}, {shown(descriptor.location)}: entry {index} has {size} bytes, "
                 "but a row holds at most 2 GiB"
             )
     return records.cast(pa.binary())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.buffer import FetchHandle
-from objbuf_dagster.errors import JobFailed, ObjbufError
+from objbuf_dagster.errors import JobFailed, ObjbufError, shown
 from objbuf_dagster.lake import DataFile, folder_of
 from objbuf_dagster.protocol import PlannedBatch
 from objbuf_dagster.ranges import SequenceRange
@@ -105,7 +105,7 @@ class Task:
             raise  # the executor lacks something, for all ranges alike: the driver says what, and how to get it
         except Exception as error:  # noqa: BLE001  memory, libraries, defects: the other ranges have no part in it
             at = share.batches[min(len(done), len(share.batches) - 1)].descriptor
-            where = f"range {share.range}, at sequence {at.sequence}, {at.location}"
+            where = f"range {share.range}, at sequence {at.sequence}, {shown(at.location)}"
             said = f"{type(error).__name__}: {error}".rstrip(": ")[:_LONGEST_REASON]
             return Report(share.range, error=JobFailed(f"{where}: {said}; {REMEDY}"))
         return Report(share.range, tuple(done), tuple(records), tuple(files), bytes_read, clock.spent)
