@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import dagster as dg
+
 from objbuf_dagster.buffer import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration import SensorSettings
@@ -42,6 +44,15 @@ def spark() -> dict[str, Any]:
         if os.environ.get(name):
             config[setting] = os.environ[name]
     return config
+
+
+def spark_resource() -> dict[str, Any]:
+    """What SparkResource takes; an `EnvVar` keeps secrets in settings or in an address out of Dagster's storage."""
+    spark()  # what is wrong with them is told now
+    variables = {"more_config": "OBJBUF_SPARK_CONFIG", "remote": "OBJBUF_SPARK_REMOTE"}
+    given: dict[str, Any] = {field: dg.EnvVar(name) for field, name in variables.items() if os.environ.get(name)}
+    master = os.environ.get("OBJBUF_SPARK_MASTER")
+    return given | {"spark_config": {"spark.master": master} if master else {}}
 
 
 def sensor() -> SensorSettings:

@@ -60,7 +60,8 @@ class _App(click.Group):
 def _report(error: BaseException) -> int:
     """Say what went wrong, and return the exit code."""
     if debugging():
-        _say(redact("".join(traceback.format_exception(error))).rstrip())
+        lines = redact("".join(traceback.format_exception(error))).splitlines()
+        _say("\n".join(map(printable, lines)))
     if isinstance(error, BrokenPipeError):
         return 0
     if isinstance(error, click.ClickException):

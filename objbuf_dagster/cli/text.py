@@ -9,7 +9,7 @@ _USER_IN_URL = re.compile(r"//[^/\s@'\"]+@")
 _SECRET_IN_QUERY = re.compile(
     r"([?&][^=&\s]*(?:sig|token|key|secret|password|credential)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE
 )
-_SECRET_NAME = re.compile(r"secret|token|password|sas|service_account|(?<!access)_key$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"secret|token|password|sas|service_account|_key$", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # shorter ones would be found in innocent words
 
 _secrets: set[str] = set()

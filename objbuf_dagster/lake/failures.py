@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from objbuf_dagster.errors import ObjbufError, StorageError, StorageUnavailable
+from objbuf_dagster.store.cloud import without_secrets
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"status code\W+(\d{3})\b")
@@ -95,5 +96,4 @@ def _kind(text: str) -> str:
 def _line(error: BaseException) -> str:
     """The text on one line, without colours and without what may be secret in its URLs."""
     text = " ".join(_COLOURS.sub("", str(error)).replace("↳", ":").split())
-    text = re.sub(r"//[^/@\s]*@", "//...@", text)
-    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)[:400]
+    return without_secrets(text)[:400]

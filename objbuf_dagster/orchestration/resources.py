@@ -22,6 +22,7 @@ from objbuf_dagster.orchestration.s3 import settings_of
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES
 from objbuf_dagster.ranges import RangeLedger
 from objbuf_dagster.store import LocalStore, Store, check_path, open_store
+from objbuf_dagster.store.cloud import without_secrets
 
 if TYPE_CHECKING:
     from objbuf_dagster.lake import LakeTable, TableSchema
@@ -68,7 +69,7 @@ class BufferResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         where = store.root.resolve().as_uri() if isinstance(store, LocalStore) else self.url.rstrip("/")
         where = where.replace("s3a://", "s3://", 1)  # two names of one place
         endpoint = self.options.get("endpoint") or getattr(self.s3, "endpoint_url", None)
-        where += f" at {endpoint}" if endpoint else ""
+        where += f" at {without_secrets(endpoint)}" if endpoint else ""
         return f"{where} {check_path(self.manifest_path)} {check_path(self.data_prefix)}"
 
     def consumer(self) -> Consumer:

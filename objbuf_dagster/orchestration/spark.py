@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
+
+from objbuf_dagster.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +32,15 @@ class SparkResource(LazyPySparkResource):
         default_factory=dict,
         description="Spark's settings by name, `spark.master` and `spark.remote` among them; nested names may be maps.",
     )
+    remote: str = Field(
+        default="",
+        description="The address of a Spark Connect server. Given as an `EnvVar`, a token in it is stored nowhere.",
+    )
+    more_config: str = Field(
+        default="",
+        description="More settings, as a JSON object, for names that `spark_config` has not. Given as an `EnvVar`, "
+        "what is secret among them is stored nowhere.",
+    )
     _ends: contextlib.ExitStack = PrivateAttr(default_factory=contextlib.ExitStack)
     _log: dg.DagsterLogManager | None = PrivateAttr(default=None)
 
@@ -46,10 +58,20 @@ class SparkResource(LazyPySparkResource):
             from objbuf_dagster.spark.session import session
 
             started = time.perf_counter()
-            chosen = session(config=_flat(self.spark_config), app_name="dagster")
+            chosen = session(config=self._settings(), app_name="dagster")
             self._spark_session = self._ends.enter_context(chosen)
             if self._log is not None:
                 self._log.info("Spark is ready after %.1f s", time.perf_counter() - started)
+
+    def _settings(self) -> dict[str, str]:
+        try:
+            more = json.loads(self.more_config or "{}")
+        except ValueError:
+            more = None
+        if not isinstance(more, dict):
+            raise InvalidInput('more_config is not JSON as {"spark.executor.memory": "4g"}')
+        remote = {"spark.remote": self.remote} if self.remote else {}
+        return {**_flat(more), **_flat(self.spark_config), **remote}
 
     @property
     def session(self) -> SparkSession:

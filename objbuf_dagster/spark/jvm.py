@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +25,16 @@ def running_session() -> SparkSession | None:
 
     # `SparkSession.getActiveSession` knows only those that were used in this thread.
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()  # noqa: SLF001
+
+
+def launch(settings: Mapping[str, str]) -> None:
+    """Launches the JVM, unless one runs. These settings are on its command line, where everybody can read them.
+
+    PySpark itself would put all settings there that a session is asked for. Once a JVM runs, they reach it otherwise.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))  # noqa: SLF001
 
 
 @contextlib.contextmanager

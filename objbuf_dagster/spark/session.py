@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -31,6 +32,9 @@ _PREPARED = "spark.objbuf.prepared"
 _LOOPBACK = "127.0.0.1"
 _SET_BY_PYSPARK = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
+
+_SECRET = re.compile(r"secret|password|token|credential|[a-z][.]?key\b|[.]sas[.]", re.IGNORECASE)
+"""Names of settings that may be secrets."""
 
 _REMOTE = "SPARK_CONNECT_MODE_ENABLED"
 
@@ -65,9 +69,9 @@ def session(
     remote = _one("spark.remote", remote, settings.pop("spark.remote", None)) or os.environ.get("SPARK_REMOTE")
     master = _one("spark.master", master, settings.pop("spark.master", None))
     if remote and master:
-        raise InvalidInput(f"a session has a master ({master}) or a remote server ({remote}), not both")
+        raise InvalidInput(f"a session has a master ({master}) or a remote server ({_shown(remote)}), not both")
     if remote and not remote.startswith("sc://"):
-        raise InvalidInput(f"spark.remote is {remote!r}, but must be an address as sc://host:15002")
+        raise InvalidInput(f"spark.remote is {_shown(remote)!r}, but must be an address as sc://host:15002")
     with _connect(remote, settings) if remote else _classic(master, settings, app_name) as spark:
         yield prepare(spark)
 
@@ -108,9 +112,14 @@ def set_environment() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
+def _shown(address: str) -> str:
+    """Without what may follow it: a token."""
+    return address.partition(";")[0]
+
+
 def _one(name: str, argument: str | None, setting: str | None) -> str | None:
     if argument and setting and argument != setting:
-        raise InvalidInput(f"{name} is given twice: {argument!r} and, in config, {setting!r}")
+        raise InvalidInput(f"{name} is given twice: {_shown(argument)!r} and, in config, {_shown(setting)!r}")
     return argument or setting
 
 
@@ -199,9 +208,9 @@ def _close() -> None:
 def _must_be(spark: SparkSession, settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         if (has := spark.conf.get(name, None)) != value:
+            differs = f"another {name}" if _SECRET.search(name) else f"{name}={has}, not {value}"
             raise InvalidInput(
-                f"a Spark session already runs in this process with {name}={has}, not {value}: "
-                "stop it first, or use it as it is"
+                f"a Spark session already runs in this process with {differs}: stop it first, or use it as it is"
             )
 
 
@@ -211,15 +220,19 @@ def _start(master: str, settings: Mapping[str, str], app_name: str) -> Iterator[
     from pyspark.sql import SparkSession
 
     from objbuf_dagster.spark.java import find_java
-    from objbuf_dagster.spark.jvm import own_jvm
+    from objbuf_dagster.spark.jvm import launch, own_jvm
 
     scratch = Path(tempfile.gettempdir(), f"objbuf-{uuid.uuid4().hex}")  # Spark makes it if it needs it
     handler = signal.getsignal(signal.SIGINT)
     environment = {**find_java().environment(quiet=True), **_unset_variables(local=master.startswith("local"))}
     with _environment(environment), own_jvm():
         builder = SparkSession.builder.appName(app_name).master(master)
-        for name, value in {**_defaults(master, scratch), **settings}.items():
+        settings = {**_defaults(master, scratch), **settings}
+        for name, value in settings.items():
             builder = builder.config(name, value)
+        public = {name: value for name, value in settings.items() if not _SECRET.search(name)}
+        if len(public) < len(settings):
+            launch({"spark.app.name": app_name, "spark.master": master, **public})
         try:
             spark = builder.getOrCreate()
             root = SparkFiles.getRootDirectory()

@@ -35,6 +35,11 @@ _CLIENT_SETTINGS = re.compile(
 
 _LONGEST_TIMEOUT = 86_400.0
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
+_ANSWER = re.compile(r"<(\?xml|!doctype|html|error)\b", re.IGNORECASE)
+_SAID = (re.compile(r"<Code>([^<]*)"), re.compile(r"<Message>([^<]*)"))
+_HEADER = re.compile(
+    r"((?:security-token|authorization)\W{1,3}(?:bearer |sharedkey |basic )?)[^\s,;'\"]+", re.IGNORECASE
+)
 _NO_CREDENTIALS = "no credentials were found, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or your cloud's own)"
 _NO_BUCKET = "the bucket does not exist, create it or correct the URL"
 _DENIED = "access denied, check the credentials and their rights"
@@ -102,7 +107,7 @@ class CloudStore(Store):
         import obstore
 
         with _translated(path):
-            return ObjectInfo(path, obstore.head(self._store, check_path(path))["size"])
+            return _info({**obstore.head(self._store, check_path(path)), "path": path})
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
         import obstore
@@ -110,7 +115,7 @@ class CloudStore(Store):
         below = folder(prefix).rstrip("/") or None
         with _translated(prefix):
             for page in obstore.list(self._store, below, offset=after):
-                yield from sorted((ObjectInfo(meta["path"], meta["size"]) for meta in page), key=lambda i: i.path)
+                yield from sorted(map(_info, page), key=lambda info: info.path)
 
     def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
         """In bulk; a bulk that fails for good is repeated one by one, so that one object does not stop the rest."""
@@ -139,6 +144,10 @@ class CloudStore(Store):
 
         with _translated(paths[0]):
             obstore.delete(self._store, list(paths))
+
+
+def _info(meta: Mapping[str, Any]) -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
 
 
 class _Lost(TransientError):
@@ -221,13 +230,25 @@ def _translated(path: str) -> Iterator[None]:
     except (ObjbufError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001  a panic in Rust is no Exception, and who knows what it did before
-        raise StorageError(f"the storage library failed, check the settings: {error!r}"[:400], in_doubt=True) from None
+        said = f"{type(error).__name__}: {_first_line(error)}"
+        raise StorageError(f"the storage library failed, check the settings: {said}", in_doubt=True) from None
 
 
 def _first_line(error: BaseException) -> str:
-    line = str(error).partition("\n")[0]
-    line = re.sub(r"//[^/@\s]*@", "//...@", line)  # URLs may carry secrets: a password, a signature
-    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)[:400]
+    return without_secrets(str(error)).partition("\n")[0][:400]
+
+
+def without_secrets(text: str) -> str:
+    """What a library says of a failed request, without what may be secret in it.
+
+    URLs may carry a password or a signature. And a server that refuses a request may repeat all of it in its answer,
+    with the session token: of an answer in XML, its code and its message are left.
+    """
+    if answer := _ANSWER.search(text):
+        said = [found[1] for part in _SAID if (found := part.search(text))]
+        text = text[: answer.start()] + ": ".join(said)
+    text = _HEADER.sub(r"\1...", re.sub(r"//[^/@\s]*@", "//...@", text))
+    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
 
 
 def _safe(url: str) -> str:

@@ -76,7 +76,8 @@ def test_variables_of_spark_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OBJBUF_SPARK_MASTER", "spark://host:7077")
     spark = resources()["spark"]
     assert isinstance(spark, SparkResource)
-    assert spark.spark_config == {"spark.executor.memory": "4g", "spark.master": "spark://host:7077"}
+    assert (spark.spark_config, spark.more_config) == ({"spark.master": "spark://host:7077"}, "OBJBUF_SPARK_CONFIG")
+    assert settings.spark() == {"spark.executor.memory": "4g", "spark.master": "spark://host:7077"}
     monkeypatch.delenv("OBJBUF_SPARK_MASTER")
     monkeypatch.setenv("OBJBUF_SPARK_REMOTE", "sc://host:15002")
     assert settings.spark()["spark.remote"] == "sc://host:15002"
