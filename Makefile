@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev test check format bench wheel clean reset
+.PHONY: help setup dev test check format prove bench wheel clean reset
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 dev: $(STAMP) ## run the pipeline here, with demo data; DEMO=0, PORT=..., OBJBUF_BUFFER_URL=... change that
 	@$(BIN)/python -m dev
 
-test: $(STAMP) ## run the tests; ARGS='-k name' picks some
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run the tests, two at a time; ARGS='-k name' picks some, ARGS='-n 0' runs one at a time
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## lint, formatting, types, and which way imports point
 	$(BIN)/ruff check .
@@ -37,6 +37,9 @@ check: $(STAMP) ## lint, formatting, types, and which way imports point
 format: $(STAMP) ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+prove: $(STAMP) ## try at full size what is promised: kills, faults, load, hostile input; takes hours. ARGS='--small load'
+	$(BIN)/python -m tests.prove $(ARGS)
 
 bench: $(STAMP) ## measure, in one run, the ratios that the project promises
 	$(BIN)/python -m bench $(ARGS)

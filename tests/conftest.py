@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,24 @@ from pyspark.sql import SparkSession
 
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
 from tests.spark.clusters import ClassicSessions
-from tests.support.s3 import S3Location, s3_server
+from tests.support.s3 import S3Location, has_real_server, moto_server, real_s3_server, s3_server
+from tests.support.versitygw import Unavailable
 
 settings.register_profile("suite", derandomize=True, database=None, deadline=None)
 settings.load_profile("suite")  # the same inputs in every run, and nothing left behind
+
+
+_LONGEST_FIRST = ("tests/e2e", "tests/prove", "tests/spark", "tests/orchestration")
+_TOGETHER = "tests/e2e"
+"""Share one deployment, which takes long to start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deal out whole modules to the processes that run tests, what takes long first, so that both end together."""
+    for item in items:
+        module = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(_TOGETHER if module.startswith(_TOGETHER) else module))
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in _LONGEST_FIRST])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,6 +49,39 @@ def s3_root() -> Iterator[S3Location]:
     """A place in a bucket of an S3 server that lives as long as the session: see tests/support/s3.py."""
     with s3_server() as location:
         yield location
+
+
+@pytest.fixture(scope="session")
+def real_s3(request: pytest.FixtureRequest) -> Iterator[S3Location]:
+    """The same, of a real server: where moto would do for others, one is built. Give such tests time for that.
+
+    They are skipped where it cannot be had, unless CI_REQUIRE_S3=1.
+    """
+    if has_real_server():
+        yield request.getfixturevalue("s3_root")
+        return
+    with ExitStack() as stack:
+        try:
+            location = stack.enter_context(real_s3_server())
+        except Unavailable as error:
+            pytest.skip(str(error))
+        yield location
+
+
+@pytest.fixture(scope="session")
+def trusting_s3_root(request: pytest.FixtureRequest) -> Iterator[S3Location]:
+    """The same, of a server that takes any credentials: moto's, for tests that make up their own."""
+    if not has_real_server():
+        yield request.getfixturevalue("s3_root")
+        return
+    with moto_server() as location:
+        yield location
+
+
+@pytest.fixture
+def trusting_s3(trusting_s3_root: S3Location) -> S3Location:
+    """A place in its bucket where nothing is yet, for this test alone."""
+    return trusting_s3_root.fresh()
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deltalake import DeltaTable
-
+from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.ranges import SequenceRange
 from tests.e2e.producing import Entry, durable, producing
 from tests.e2e.running import UNFINISHED, Dagster
@@ -38,7 +37,7 @@ class Deployment:
         """Two producers at the same time. What they were told is durable is in their ledgers afterwards."""
         new = [self.place / f"producer-{len(self.ledgers) + one}" for one in range(_PRODUCERS)]
         self.ledgers.extend(new)
-        with producing(self.dagster.buffer, *new):
+        with producing(self.dagster.buffer_at, *new):
             yield
 
     def produce_a_few_ranges(self) -> None:
@@ -57,7 +56,8 @@ class Deployment:
     def rows(self) -> list[Entry]:
         """The table's, ordered by sequence and index; each is in the partition of its range."""
         names = ["_odb_sequence", "_odb_entry_index", "_odb_range", "entry"]
-        found = DeltaTable(self.dagster.lake / "entries").to_pyarrow_table(columns=names)
+        entries = self.dagster.lake_at.below("entries")
+        found = LakeTable(entries.url, options=entries.options).delta().to_pyarrow_table(columns=names)
         columns = [found[name].to_pylist() for name in names]
         for sequence, key in set(zip(columns[0], columns[2], strict=True)):
             one = SequenceRange.from_key(key)

@@ -1,7 +1,8 @@
-"""A producer as a process of its own, which writes down what it was told is durable.
+"""A producer as a process of its own, which writes down what it sends and what it was told is durable.
 
-`python -m tests.e2e.producing URL NAME LEDGER` produces until it gets a SIGTERM. The ledger then holds a line of JSON
-for each entry: sequence, index, text.
+`python -m tests.e2e.producing URL LEDGER CALLS` makes so many calls and ends when it gets a SIGTERM. The ledger holds a
+line of JSON for each call before it is made, its texts, and one for each entry once it is durable: sequence, index,
+text. A producer that is killed leaves a ledger that is true.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from objbuf_dagster.buffer import Producer, WriteHandle
 from objbuf_dagster.store import open_store
 from tests.dev.launches import CODE, environment
+from tests.support.s3 import S3Location
 
 CALL_ENTRIES = 20
 CALLS_PER_SECOND = 10
@@ -31,7 +34,7 @@ Entry = tuple[int, int, str]
 """Sequence, index in its batch, text."""
 
 
-def produce(url: str, name: str, ledger: Path) -> None:
+def produce(url: str, ledger: Path, calls: int) -> None:
     told: list[int] = []
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
@@ -44,31 +47,34 @@ def produce(url: str, name: str, ledger: Path) -> None:
                 durable = handle.await_durable()
                 for index, text in enumerate(texts, durable.start_index):
                     out.write(json.dumps([durable.sequence, index, text]) + "\n")
+                out.flush()
 
         with Producer(open_store(url), compression="zstd", flush_interval=FLUSH_SECONDS) as producer:
             number = 0
             while not told and os.getppid() == parent:  # tests that are killed leave nothing
                 time.sleep(1 / CALLS_PER_SECOND)
-                if number >= MOST_CALLS * CALL_ENTRIES:
+                if number >= calls * CALL_ENTRIES:
                     continue
-                texts = [f"{name} {number + one}" for one in range(CALL_ENTRIES)]
+                texts = [f"{ledger.name} {number + one}" for one in range(CALL_ENTRIES)]
                 number += CALL_ENTRIES
-                open_calls.append((producer.produce([text.encode() for text in texts], name.encode()), texts))
+                out.write(json.dumps({"sent": texts}) + "\n")
+                out.flush()
+                open_calls.append((producer.produce([text.encode() for text in texts], ledger.name.encode()), texts))
                 write_down(wait=False)
         write_down(wait=True)
 
 
+def start(url: str, ledger: Path, calls: int = MOST_CALLS, /, **variables: str) -> subprocess.Popen[bytes]:
+    """A producer that is nobody's to end but the caller's; it ends by itself if the caller is killed."""
+    command = [sys.executable, "-m", "tests.e2e.producing", url, str(ledger), str(calls)]
+    return subprocess.Popen(command, cwd=CODE, env=environment(**variables))
+
+
 @contextmanager
-def producing(buffer: Path, *ledgers: Path) -> Iterator[None]:
+def producing(buffer: Path | S3Location, *ledgers: Path) -> Iterator[None]:
     """A producer for each ledger, all at the same time. The ledgers are complete afterwards."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.producing", buffer.as_uri(), ledger.name, str(ledger)],
-            cwd=CODE,
-            env=environment(),
-        )
-        for ledger in ledgers
-    ]
+    place = buffer if isinstance(buffer, S3Location) else S3Location(buffer.as_uri(), {})
+    started = [start(place.url, ledger, **place.environment("AWS_")) for ledger in ledgers]
     try:
         yield
     finally:
@@ -80,8 +86,20 @@ def producing(buffer: Path, *ledgers: Path) -> Iterator[None]:
 
 def durable(ledger: Path) -> list[Entry]:
     """What the producer was told is durable."""
-    return [tuple(json.loads(line)) for line in ledger.read_text().splitlines()]
+    return [tuple(line) for line in _lines(ledger) if isinstance(line, list)]
+
+
+def sent(ledger: Path) -> list[str]:
+    """Everything that the producer sent, whatever became of it."""
+    return [text for line in _lines(ledger) if isinstance(line, dict) for text in line["sent"]]
+
+
+def _lines(ledger: Path) -> Iterator[Any]:
+    """All but one that a killed producer did not write to its end."""
+    for line in ledger.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
 
 
 if __name__ == "__main__":
-    produce(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    produce(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

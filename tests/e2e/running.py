@@ -19,9 +19,9 @@ from typing import Any
 
 from dev.processes import send, session
 from objbuf_dagster.buffer import peek
-from objbuf_dagster.store import LocalStore
 from tests.dev.launches import CODE, environment, free_port
 from tests.spark.processes import descendants
+from tests.support.s3 import S3Location
 
 HOST = "127.0.0.1"
 
@@ -53,7 +53,8 @@ _CHECKS = """query($check: String!) {
 _RUNS = "query($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results { runId } } } }"
 
 _FAILED_TICKS = """query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor {
-    sensorState { ticks(limit: 200, statuses: [FAILURE]) { error { message } } } } } }"""
+    sensorState { ticks(limit: 200, statuses: [FAILURE]) {
+        error { message errorChain { error { message } } } } } } } }"""
 
 _SENSOR = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf", "sensorName": "buffer_sensor"}
 
@@ -61,13 +62,16 @@ _SENSOR = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf
 class Dagster:
     """One deployment: a home, a buffer and a lake below `place`, and `dagster dev` for as long as it runs.
 
+    With `s3`, the buffer and the lake are in that bucket instead, under these names.
     It may be stopped and started again, on the same home. Use `running`, which leaves nothing behind.
     """
 
-    def __init__(self, place: Path, **settings: str) -> None:
+    def __init__(self, place: Path, s3: S3Location | None = None, lake: str = "lake", /, **settings: str) -> None:
         self.home = place / "home"
         self.buffer = place / "buffer"
-        self.lake = place / "lake"
+        self.lake = place / lake
+        self.buffer_at = s3.below("buffer") if s3 else S3Location(self.buffer.as_uri(), {})
+        self.lake_at = s3.below(lake) if s3 else S3Location(self.lake.as_uri(), {})
         self.port = free_port()
         self._place = place
         self._settings = settings
@@ -92,14 +96,7 @@ class Dagster:
     def start(self) -> None:
         """Start it, and return when it answers."""
         assert self._process is None, "it was started already"
-        given = environment(
-            DAGSTER_HOME=str(self.home),
-            OBJBUF_BUFFER_URL=self.buffer.as_uri(),
-            OBJBUF_LAKE_URL=self.lake.as_uri(),
-            PYTHONPATH=str(CODE),
-            **QUICK_SPARK,
-            **self._settings,
-        )
+        given = self._environment()
         end, self._leash = os.pipe()
         # The leash ends it also if the tests are killed, and changes nothing else.
         leashed = ["-W", "ignore::FutureWarning", "-m", "dev.leash", str(end), str(LEASH_SECONDS)]
@@ -122,6 +119,29 @@ class Dagster:
             signal.signal(signal.SIGINT, before)
             os.close(end)
         self.wait_until("the webserver answers", self._answers)
+
+    def command(self, *words: str) -> str:
+        """What a command of Dagster's own prints, for this deployment's home and code location."""
+        return subprocess.run(
+            [sys.executable, "-m", "dagster", *words, "-w", str(CODE / "workspace.yaml")],
+            cwd=self._place,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=True,
+        ).stdout
+
+    def _environment(self) -> dict[str, str]:
+        return environment(
+            DAGSTER_HOME=str(self.home),
+            OBJBUF_BUFFER_URL=self.buffer_at.url,
+            OBJBUF_LAKE_URL=self.lake_at.url,
+            **self.buffer_at.environment("OBJBUF_S3_"),
+            PYTHONPATH=str(CODE),
+            **QUICK_SPARK,
+            **self._settings,
+        )
 
     def wait_until_it_ended(self) -> int:
         """Wait for `dagster dev` to end by itself, and return its exit code."""
@@ -205,11 +225,11 @@ class Dagster:
 
     @property
     def frontier(self) -> int:
-        return peek(LocalStore(self.buffer)).frontier
+        return peek(self.buffer_at.open()).frontier
 
     @property
     def next_sequence(self) -> int:
-        return peek(LocalStore(self.buffer)).next_sequence
+        return peek(self.buffer_at.open()).next_sequence
 
     def materialised(self) -> list[str]:
         """The partitions of `entries` that the UI shows as such, in order."""
@@ -236,9 +256,10 @@ class Dagster:
         return [one["runId"] for one in found]
 
     def failed_ticks(self) -> list[str]:
-        """What the sensor's failed ticks said."""
+        """What the sensor's failed ticks said, each with what caused it."""
         found = self.query(_FAILED_TICKS, sensor=_SENSOR)["sensorOrError"]["sensorState"]["ticks"]
-        return [one["error"]["message"] for one in found]
+        errors = [[one["error"], *(link["error"] for link in one["error"]["errorChain"])] for one in found]
+        return ["".join(error["message"] for error in chain) for chain in errors]
 
     def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=120)
@@ -260,9 +281,9 @@ class Dagster:
 
 
 @contextmanager
-def running(place: Path, **settings: str) -> Iterator[Dagster]:
+def running(place: Path, s3: S3Location | None = None, lake: str = "lake", /, **settings: str) -> Iterator[Dagster]:
     """A started deployment. No process of it is left afterwards, whatever happened."""
-    dagster = Dagster(place, **settings)
+    dagster = Dagster(place, s3, lake, **settings)
     try:
         dagster.start()
         yield dagster

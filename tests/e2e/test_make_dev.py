@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,19 +14,38 @@ from deltalake import DeltaTable
 from objbuf_dagster.buffer import peek
 from objbuf_dagster.store import LocalStore
 from tests.dev.launches import CODE, Launch
-from tests.e2e.running import PATIENCE_SECONDS, QUICK_SPARK
+from tests.e2e.running import QUICK_SPARK
 from tests.spark.processes import wait_until
 
 pytestmark = pytest.mark.timeout(1800)
 
+PROMISED_SECONDS = 120.0
 
-def test_partitions_fill_and_the_frontier_follows_until_ctrl_c(tmp_path: Path) -> None:
+LINEAGE = "{ assetNodes { assetKey { path } dependencyKeys { path } } }"
+
+
+def lineage(port: int) -> dict[str, list[str]]:
+    """What is upstream of each asset, as the UI asks for it."""
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/graphql",
+        json.dumps({"query": LINEAGE}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310, loopback
+        nodes = json.load(answer)["data"]["assetNodes"]
+    return {
+        "/".join(node["assetKey"]["path"]): ["/".join(key["path"]) for key in node["dependencyKeys"]] for node in nodes
+    }
+
+
+def test_partitions_fill_and_the_frontier_follows_within_two_minutes_until_ctrl_c(tmp_path: Path) -> None:
     shutil.copy(CODE / "workspace.yaml", tmp_path)
     store = LocalStore(tmp_path / ".data/buffer")
     with Launch(tmp_path, OBJBUF_MAX_WAIT="2", **QUICK_SPARK) as launch:
         launch.wait_until_up()
-        wait_until(lambda: peek(store).frontier > 0, seconds=PATIENCE_SECONDS)
+        wait_until(lambda: peek(store).frontier > 0, seconds=PROMISED_SECONDS)
 
+        assert lineage(launch.port) == {"entries": ["buffer"], "buffer": []}
         assert launch.end(signal.SIGINT) == 0
 
         assert "everything has ended" in launch.output

@@ -1,14 +1,10 @@
-"""The pipeline as a person runs it: from producers' processes to the table, through everything that may be killed."""
+"""The pipeline as a person runs it, from producers' processes to the table. What may be killed is in tests/prove."""
 
 from __future__ import annotations
-
-import os
-import signal
 
 import pytest
 
 from tests.e2e.deployment import Deployment
-from tests.spark.processes import descendants, is_alive
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -42,34 +38,21 @@ def test_a_backfill_of_acked_ranges_lands_them_again_in_one_run_and_leaves_the_f
     deployed.assert_exactly_once()
 
 
-def test_a_run_killed_while_it_lands_is_tried_again(deployed: Deployment) -> None:
+def test_a_backfill_by_dagsters_command_lands_each_range_in_a_run_of_its_own(deployed: Deployment) -> None:
     dagster = deployed.dagster
-    with deployed.producing():
-        killed = dagster.wait_until_a_run_lands()
-        below = [pid for run in killed for pid in descendants(run)]
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
+    first, second, *others = dagster.materialised()
+    before = {key: dagster.runs_of(key) for key in (first, second, *others)}
+    frontier = dagster.frontier
 
+    dagster.command("job", "backfill", "-j", "land_buffer", "--from", first, "--to", second, "--noprompt")
+    dagster.wait_until("both came again", lambda: all(dagster.runs_of(key) != before[key] for key in (first, second)))
     deployed.settle()
-    assert dagster.runs("FAILURE")
-    assert [pid for pid in below if is_alive(pid)] == []  # its JVM and workers among them
-    deployed.assert_exactly_once()
 
-
-def test_a_daemon_killed_while_ranges_land_and_producers_go_on_loses_nothing(deployed: Deployment) -> None:
-    dagster = deployed.dagster
-    with deployed.producing():
-        dagster.wait_until_a_run_lands()
-        os.kill(dagster.daemon(), signal.SIGKILL)
-    frontier, produced = dagster.frontier, dagster.next_sequence
-    with deployed.producing():
-        dagster.wait_until_it_ended()  # as it does when one of its processes dies; a run that lands may outlive it
-        assert "dagster-daemon process shut down unexpectedly" in dagster.output
-        dagster.start()
-        dagster.wait_until("more came", lambda: dagster.next_sequence > produced)
-
-    deployed.settle()
-    assert dagster.frontier > frontier
+    again = [set(dagster.runs_of(key)) - set(before[key]) for key in (first, second)]
+    assert [len(runs) for runs in again] == [1, 1]
+    assert again[0] != again[1]
+    assert {key: dagster.runs_of(key) for key in others} == {key: before[key] for key in others}
+    assert dagster.frontier == frontier
     deployed.assert_exactly_once()
 
 

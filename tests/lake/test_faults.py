@@ -188,11 +188,12 @@ def test_landings_that_always_lose_give_up_in_time(proxy: Proxy) -> None:
         table.commit(key(1), write(table, key(1)), epoch=1, give_up_after=0.3)
 
 
-def test_a_provider_s_credentials_reach_the_commit(proxy: Proxy) -> None:
-    options = {name: proxy.location.options[name] for name in ("endpoint", "region")}
-    table = LakeTable(proxy.location.url, options=options, credentials=Provider(), retry=QUICK)
+def test_a_provider_s_credentials_reach_the_commit(trusting_s3: S3Location) -> None:
+    with proxied(trusting_s3) as proxy:
+        options = {name: proxy.location.options[name] for name in ("endpoint", "region")}
+        table = LakeTable(proxy.location.url, options=options, credentials=Provider(), retry=QUICK)
 
-    land(table, key(0))
+        land(table, key(0))
 
     commits = [request for request in proxy.requests if is_commit(request)]
     assert {request.headers["x-amz-security-token"] for request in commits} == {"provided-token"}

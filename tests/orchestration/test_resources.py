@@ -179,11 +179,12 @@ def _has_snapshots(database: sqlite3.Connection) -> bool:
 
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own, for nested ones
 def test_pipeline_in_buckets_uses_the_s3_resources_keys_and_stores_no_secret(
-    tmp_path: Path, s3: S3Location, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trusting_s3: S3Location, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given: credentials that only the S3Resource has, by the names of variables
     monkeypatch.setenv("TEST_KEY_ID", _KEY_ID)
     monkeypatch.setenv("TEST_SECRET", _SECRET)
+    s3 = trusting_s3
     with proxied(s3) as proxy:
         resource = S3Resource(
             endpoint_url=proxy.location.options["endpoint"],

@@ -192,10 +192,10 @@ def test_the_function_is_small_and_reports_what_it_landed(tmp_path: Path, spark:
     assert pickle.loads(row["report"]).sequences == (0, 1, 2)
 
 
-def test_credentials_show_in_no_plan(spark: SparkSession, s3: S3Location, tmp_path: Path) -> None:
+def test_credentials_show_in_no_plan(spark: SparkSession, trusting_s3: S3Location, tmp_path: Path) -> None:
     filled = fill(LocalStore(tmp_path / "buffer"), [batch(0, [b"x"])], per_range=1)
     secret = "m4rk0f4s3cret"  # noqa: S105
-    location = S3Location(s3.url, {**s3.options, "secret_access_key": secret, "token": secret})
+    location = S3Location(trusting_s3.url, {**trusting_s3.options, "secret_access_key": secret, "token": secret})
     table = LakeTable(location.url, options=location.options)
     land(spark, filled.place, filled.ranges[0], table)
     place = dataclasses.replace(filled.place, store=location.open())

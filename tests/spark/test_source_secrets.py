@@ -87,9 +87,9 @@ with session(master="local[1]", config=config) as spark:
 
 
 @pytest.fixture(scope="module")
-def shown(s3_root: S3Location, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def shown(trusting_s3_root: S3Location, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """All that a job with credentials says anywhere, by where."""
-    good, broken = s3_root.fresh(), s3_root.fresh()
+    good, broken = trusting_s3_root.fresh(), trusting_s3_root.fresh()
     fill(good.open(), 2)
     append(broken.open(), "ingest/missing.batch")
     events = tmp_path_factory.mktemp("events")

@@ -47,6 +47,7 @@ def proxied(location: S3Location) -> Iterator[Proxy]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # an answer is two small writes, and the second would wait for an ACK
 
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002, the name is the base's
             pass

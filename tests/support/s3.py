@@ -1,13 +1,15 @@
-"""An S3 server for tests: moto's, in a process of its own, or a real one that the environment names.
+"""An S3 server for tests: versitygw where it was built, else moto's, each in a process of its own; or a given one.
 
+`python -m tests.support.versitygw` builds versitygw; with CI_REQUIRE_S3=1 the tests do, or fail.
 Set OBJBUF_TEST_S3_ENDPOINT, OBJBUF_TEST_S3_BUCKET, OBJBUF_TEST_S3_ACCESS_KEY_ID and OBJBUF_TEST_S3_SECRET_ACCESS_KEY to
-run the same tests against a real server, below a random prefix that is emptied afterwards (OBJBUF_TEST_S3_REGION is
+run the same tests against any other server, below a random prefix that is emptied afterwards (OBJBUF_TEST_S3_REGION is
 `us-east-1` unless set).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import subprocess
@@ -20,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from objbuf_dagster.store import CloudStore, RetryPolicy, Store, open_store
+from tests.support import versitygw
 
 _ENVIRONMENT = "OBJBUF_TEST_S3_"
 _REPOSITORY = Path(__file__).parents[2]
-_BUCKET = "objbuf-test"
 
 
 @dataclass(frozen=True, slots=True)
 class S3Location:
-    """A place in a bucket: what `open_store` takes."""
+    """A place in a bucket: what `open_store` takes. Without options it may be a directory's `file://` URL."""
 
     url: str
     options: Mapping[str, str]
@@ -45,17 +47,52 @@ class S3Location:
         """The store that users get: retrying."""
         return open_store(self.url, options=self.options, retry=retry)
 
+    def environment(self, prefix: str) -> dict[str, str]:
+        """The options as variables: with `AWS_` for obstore and boto3, with `OBJBUF_S3_` for a deployment."""
+        names = {"endpoint": "ENDPOINT_URL"}
+        return {f"{prefix}{names.get(name, name.upper())}": value for name, value in self.options.items()}
+
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Location]:
     """A place in a bucket for as long as the context lasts; nothing of it is left afterwards."""
+    with real_s3_server() if has_real_server() else moto_server() as location:
+        yield location
+
+
+@functools.cache  # one may be built in the meantime, and what was started before is still moto's
+def has_real_server() -> bool:
+    """Whether `s3_server` gives a real one."""
+    wanted = f"{_ENVIRONMENT}ENDPOINT" in os.environ or os.environ.get("CI_REQUIRE_S3") == "1"
+    return wanted or versitygw.found() is not None
+
+
+@contextlib.contextmanager
+def real_s3_server() -> Iterator[S3Location]:
+    """The same, never moto's. Raises versitygw.Unavailable."""
     endpoint = os.environ.get(f"{_ENVIRONMENT}ENDPOINT")
-    with _real_server(endpoint) if endpoint else _moto() as location:
+    with _given_server(endpoint) if endpoint else _versitygw() as location:
         yield location
 
 
 @contextlib.contextmanager
-def _real_server(endpoint: str) -> Iterator[S3Location]:
+def _versitygw() -> Iterator[S3Location]:
+    with versitygw.serving(versitygw.found() or versitygw.build()) as server:
+        yield _of_ours(server.endpoint)
+
+
+def _of_ours(endpoint: str) -> S3Location:
+    options = {
+        "endpoint": endpoint,
+        "region": versitygw.REGION,
+        "access_key_id": versitygw.ACCESS_KEY_ID,
+        "secret_access_key": versitygw.SECRET_ACCESS_KEY,
+    }
+    return S3Location(f"s3://{versitygw.BUCKET}", options)
+
+
+@contextlib.contextmanager
+def _given_server(endpoint: str) -> Iterator[S3Location]:
     options = {
         "endpoint": endpoint,
         "region": os.environ.get(f"{_ENVIRONMENT}REGION", "us-east-1"),
@@ -72,7 +109,8 @@ def _real_server(endpoint: str) -> Iterator[S3Location]:
 
 
 @contextlib.contextmanager
-def _moto() -> Iterator[S3Location]:
+def moto_server() -> Iterator[S3Location]:
+    """The same, always moto's, which takes any credentials."""
     command = [sys.executable, "-m", "tests.support.s3"]
     with subprocess.Popen(command, cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         try:
@@ -81,20 +119,14 @@ def _moto() -> Iterator[S3Location]:
             assert port, "moto's server did not start, see its error above"
             endpoint = f"http://127.0.0.1:{port}"
             _make_bucket(endpoint)
-            options = {
-                "endpoint": endpoint,
-                "region": "us-east-1",
-                "access_key_id": "test",
-                "secret_access_key": "test-secret-key",
-            }
-            yield S3Location(f"s3://{_BUCKET}", options)
+            yield _of_ours(endpoint)
         finally:
             server.terminate()
             server.wait()
 
 
 def _make_bucket(endpoint: str) -> None:
-    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{_BUCKET}", method="PUT")):  # noqa: S310, loopback
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{versitygw.BUCKET}", method="PUT")):  # noqa: S310, loopback
         pass
 
 
