@@ -36,6 +36,19 @@ def blocks(language: str, text: str = CLIENT) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def test_every_link_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#\s]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_promise_names_what_shows_it() -> None:
+    table = README.partition("| promise | shown by |")[2].partition("\n\n")[0]
+    promises = table.splitlines()[2:]
+    assert len(promises) > 10
+    assert [promise for promise in promises if not re.search(r"\]\((tests|bench)/", promise)] == []
+
+
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = blocks("python")
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102

@@ -1,0 +1,65 @@
+"""`make prove`: everything that is promised is tried at full size, and one table says what was lost and doubled: 0.
+
+`python -m tests.prove [--small] [--seed N] [NAME ...]` picks proofs by the names of their modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+from collections.abc import Iterator
+
+from tests.prove.proof import SEED, Proof, Size
+
+NAMES = ("store_calls", "clocks", "hostile", "load", "kills")
+"""The proofs, the quick ones first."""
+
+_HEADING = f"{'what was tried':<58} {'how often':>22} {'lost':>6} {'doubled':>8} {'wrong':>6} {'seconds':>9}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.prove", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; all of them if none")
+    parser.add_argument("--small", action="store_true", help="as little as the test suite tries")
+    parser.add_argument("--seed", type=int, default=SEED, help="what is left to chance (default: %(default)s)")
+    chosen = parser.parse_args()
+    if unknown := set(chosen.names) - set(NAMES):
+        parser.error(f"no such proof: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    size = Size("small" if chosen.small else "full", chosen.seed)
+    proofs: list[Proof] = []
+    broken: list[str] = []
+    for name in chosen.names or NAMES:
+        print(f"{name}: trying (seed {size.seed})", flush=True)
+        try:
+            for proof in _proofs(name, size):
+                print(f"  {_line(proof)}", flush=True)
+                proofs.append(proof)
+        except Exception:  # noqa: BLE001, the other proofs are worth their time
+            traceback.print_exc()
+            broken.append(name)
+    print(f"\n{_HEADING}")
+    for proof in proofs:
+        print(_line(proof))
+        for note in proof.notes:
+            print(f"    {note}")
+    for name in broken:
+        print(f"{name:<58} BROKEN OFF, its error is above")
+    kept = not broken and all(proof.holds for proof in proofs)
+    print("\nnothing was lost, nothing came twice" if kept else "\na promise is BROKEN")
+    return 0 if kept else 1
+
+
+def _proofs(name: str, size: Size) -> Iterator[Proof]:
+    found: Iterator[Proof] = importlib.import_module(f"tests.prove.{name}").prove(size)
+    return found
+
+
+def _line(proof: Proof) -> str:
+    tried = f"{proof.tried:,} {proof.unit}"
+    return f"{proof.what:<58} {tried:>22} {proof.lost:>6} {proof.doubled:>8} {proof.invented:>6} {proof.seconds:>9.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

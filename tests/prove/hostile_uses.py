@@ -1,0 +1,222 @@
+"""What the pipeline does with each kind of input, one after another; and what must hold of what it accepts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator
+
+from objbuf_dagster.buffer.fetch import FetchHandle, check_location
+from objbuf_dagster.buffer.retention import Retention
+from objbuf_dagster.errors import InvalidInput, ObjbufError
+from objbuf_dagster.orchestration.cursor import Cursor
+from objbuf_dagster.protocol import (
+    NO_EPOCH,
+    BatchDescriptor,
+    Block,
+    Manifest,
+    Metadata,
+    RangeObject,
+    check_batch,
+    decode_batch,
+    decode_batch_arrow,
+    iter_batch_arrow,
+)
+from objbuf_dagster.ranges import SequenceRange, range_of
+from objbuf_dagster.ranges.ledger import compare_locations
+from objbuf_dagster.spark.pages import EntriesFile
+from objbuf_dagster.store import MemoryStore
+from tests.prove.hostile_inputs import BUFFER
+
+MAX_BATCH_BYTES = 1 << 20
+"""What a batch may have once decompressed: its decoders get this limit, so that the memory bound means something."""
+
+_LONGEST_MESSAGE = 1_000
+_NOTHING = FetchHandle(MemoryStore())
+_KEY = re.compile(r"[0-9]{12,20}-[0-9]{12,20}", re.ASCII)
+
+
+class _Attempts:
+    """Several uses of one input: each may be refused, properly."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+
+    @contextlib.contextmanager
+    def of(self, kind: type[ObjbufError] = ObjbufError) -> Iterator[None]:
+        try:
+            yield
+        except kind as error:
+            check_message(error)
+            self.refused += 1
+
+
+def check_message(error: ObjbufError) -> None:
+    """An error is one line that any terminal and database can bear, whatever the input was."""
+    text = str(error)
+    assert text, "an error without a message"
+    assert len(text) <= _LONGEST_MESSAGE, f"a message of {len(text)} characters: {text[:200]!r}"
+    assert text.isprintable(), f"a message that does not print: {text!r}"
+
+
+def use_manifest(data: bytes) -> bool:
+    """Every operation on what parses."""
+    attempts = _Attempts()
+    with attempts.of():
+        start = Manifest.from_bytes(data)
+        first, count, following = start.frontier, start.entry_count, start.next_sequence
+        for after in (None, -1, first - 1, first + count - 3, following - 1, following, 2**64):
+            with attempts.of():
+                found = [entry.sequence for entry in Manifest.from_bytes(data).entries(after=after)]
+                begin = first if after is None else max(first, after + 1)
+                assert found == list(range(begin, following)), (after, found[:3])
+        for sequence in (first, following - 1, first - 1, following):
+            with attempts.of():
+                entry = Manifest.from_bytes(data).entry(sequence)
+                assert (entry is None) is not (first <= sequence < following)
+        for through in (-1, first - 1, first, first + count // 2, following - 2, following - 1, 2**64):
+            with attempts.of():
+                _dequeue(Manifest.from_bytes(data), through, attempts)
+        with attempts.of(InvalidInput):
+            grown = Manifest.from_bytes(data)
+            before = grown.to_bytes()
+            assert before == data, "what was not touched was changed"
+            assert grown.append("ingest/new", [Metadata(0, 0, b"x")]) == following
+            assert Manifest.from_bytes(grown.to_bytes()).entry_count == count + 1
+        taken = Manifest.from_bytes(data)
+        assert taken.take_epoch() not in (start.epoch, NO_EPOCH)
+        assert Manifest.from_bytes(taken.to_bytes()).epoch == taken.epoch
+    return not attempts.refused
+
+
+def _dequeue(manifest: Manifest, through: int, attempts: _Attempts) -> None:
+    first, following = manifest.frontier, manifest.next_sequence
+    gone = manifest.dequeue(through)
+    assert manifest.frontier == min(max(through + 1, first), following)
+    assert len(gone) == manifest.frontier - first
+    left = Manifest.from_bytes(manifest.to_bytes())
+    assert (left.frontier, left.next_sequence, left.epoch) == (manifest.frontier, following, manifest.epoch)
+    with attempts.of():
+        assert [entry.sequence for entry in gone] == list(range(first, manifest.frontier))
+
+
+def use_batch(data: bytes) -> bool:
+    """The four ways to read a batch agree, and what the landing's check lets through becomes those rows."""
+    found: list[list[bytes]] = []
+    attempts = _Attempts()
+    for decode in _DECODERS:
+        with attempts.of():
+            found.append(decode(data))
+    checked: list[Block] = []
+    with attempts.of():
+        checked.append(check_batch(data, max_bytes=MAX_BATCH_BYTES))
+    assert attempts.refused in (0, len(_DECODERS) + 1), "refused by some and not by others"
+    if not checked:
+        return False
+    (block,) = checked
+    assert all(records == found[0] for records in found), "not the same records"
+    assert (block.count, block.size) == (len(found[0]), sum(map(len, found[0])) + 4 * len(found[0]))
+    if zlib.crc32(data) % _LANDED == 0:
+        assert _landed(data) == found[0], "not the same rows"
+    return True
+
+
+_LANDED = 8  # of so many accepted batches one is written to Parquet and read again, which takes longer than all else
+_DECODERS: tuple[Callable[[bytes], list[bytes]], ...] = (
+    lambda data: decode_batch(data, max_bytes=MAX_BATCH_BYTES),
+    lambda data: _listed(decode_batch_arrow(data, max_bytes=MAX_BATCH_BYTES)),
+    lambda data: [
+        record
+        for part in iter_batch_arrow(data, max_bytes=MAX_BATCH_BYTES, block_bytes=4096)
+        for record in _listed(part)
+    ],
+)
+
+
+def _listed(array: object) -> list[bytes]:
+    records: list[bytes] = array.to_pylist()  # type: ignore[attr-defined]
+    return records
+
+
+def _landed(data: bytes) -> list[bytes]:
+    import pyarrow.parquet as pq
+
+    file = EntriesFile("ingest/manifest")
+    file.add(BatchDescriptor(5, "ingest/x.batch"), check_batch(data, max_bytes=MAX_BATCH_BYTES))
+    stored = io.BytesIO(b"".join(file.finish()))
+    return _listed(pq.read_table(stored, columns=["entry"])["entry"])
+
+
+def use_range(data: bytes) -> bool:
+    """Read, named, and fetched from an empty buffer by whatever locations it has."""
+    accepted = False
+    attempts = _Attempts()
+    with attempts.of():
+        found = RangeObject.from_bytes(data)
+        assert RangeObject.from_bytes(found.to_bytes()) == found
+        assert SequenceRange.from_key(range_of(found).key) == range_of(found)
+        assert found.size >= 0
+        accepted = True
+        for batch in found.batches:
+            with attempts.of():
+                location = check_location(batch.descriptor.location, "ingest")
+                parts = location.split("/")
+                assert parts[0] == "ingest"
+                assert not {"", ".", ".."} & set(parts), location
+                assert not re.search(r"[\x00-\x1f\x7f\\]", location), location
+            with attempts.of():
+                _NOTHING.fetch(batch.descriptor)
+            with attempts.of():
+                compare_locations(found, {batch.descriptor.sequence: "ingest/another.batch"})
+    return accepted
+
+
+def use_retention(data: bytes) -> bool:
+    attempts = _Attempts()
+    with attempts.of():
+        found = Retention.from_bytes(data)
+        assert Retention.from_bytes(found.to_bytes()) == found
+        for now_ms in (0, 1_700_000_000_500, 2**62):
+            for seconds in (0.0, 3600.0, found.retention_seconds):
+                later = found.observe(found.furthest, now_ms, seconds)
+                assert later.expired_before >= found.expired_before, "what has expired came back"
+                assert later.furthest >= found.furthest
+                assert later.gone_before(now_ms, seconds) <= later.expired_before
+                assert Retention.from_bytes(later.to_bytes()) == later
+        if found.expired_before:
+            found.expired_at_ms(found.expired_before - 1)
+    return not attempts.refused
+
+
+def use_cursor(data: bytes) -> bool:
+    attempts = _Attempts()
+    with attempts.of(InvalidInput):
+        found = Cursor.from_text(data.decode("utf-8", "surrogateescape"), BUFFER, "buffer_sensor")
+        assert found.buffer == BUFFER
+        assert all(type(number) is int and number >= 0 for number in (found.epoch, found.next_sequence))
+        assert Cursor.from_text(found.to_text(), BUFFER, "buffer_sensor") == found
+    return not attempts.refused
+
+
+def use_key(data: bytes) -> bool:
+    attempts = _Attempts()
+    text = data.decode("utf-8", "surrogateescape")
+    with attempts.of(InvalidInput):
+        found = SequenceRange.from_key(text)
+        assert _KEY.fullmatch(text), "a key of other characters"
+        assert found.key == text
+        assert 0 <= found.start <= found.end < 2**64
+    return not attempts.refused
+
+
+USES: dict[str, Callable[[bytes], bool]] = {
+    "manifest": use_manifest,
+    "batch": use_batch,
+    "range object": use_range,
+    "sensor cursor": use_cursor,
+    "retention object": use_retention,
+    "partition key": use_key,
+}
+"""Whether all of it was accepted. AssertionError, or any error but ours, is a finding."""

@@ -1,0 +1,82 @@
+"""Every request of a landing to its bucket goes wrong once, in every way: the table's files, its log, its commits.
+
+The same small pipeline, with its table behind an S3 server. What goes wrong is what a server or the way to it does:
+nothing was done and nobody knows why (503), it was refused (403), or it was done and the answer was lost. So a process
+that dies before its commit, or between the commit and hearing of it, is among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from objbuf_dagster.errors import ObjbufError
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.store import RetryPolicy
+from tests.prove.proof import Proof, Size, timed
+from tests.prove.small_pipeline import SmallPipeline, World
+from tests.support.faults import AT_ONCE
+from tests.support.proxy import Request, Spoiling, proxied
+from tests.support.s3 import S3Location, s3_server
+
+WAYS: tuple[Spoiling, ...] = (503, 403, "lost")
+FEW = 5
+"""Requests that are tried at the small size."""
+
+_QUICK = RetryPolicy(attempts=1, base_seconds=0.001, cap_seconds=0.001)
+_COMMIT = re.compile(r"/_delta_log/\d{20}\.json$")
+_TOLD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    pipeline: SmallPipeline
+    requests: list[Request]
+    errors: list[ObjbufError]
+    wrongs: list[str]
+
+
+def run(location: S3Location, number: int | None, way: Spoiling) -> Trial:
+    """Produce, and land a range twice, with this request (from 1) going wrong in this way, if any, on to its end."""
+    truth = LakeTable(location.url, options=location.options)
+    with proxied(location) as proxy:
+        proxy.spoil = lambda request: way if len(proxy.requests) == number else None
+        table = LakeTable(proxy.location.url, options=proxy.location.options, retry=_QUICK)
+        pipeline = SmallPipeline(World(truth), table, {}, AT_ONCE)
+        errors, wrongs = pipeline.run(pipeline.landing_steps())
+        return Trial(pipeline, list(proxy.requests), errors, wrongs)
+
+
+def prove(size: Size) -> Iterator[Proof]:
+    proof = Proof("a request to the table's bucket goes wrong (land, commit)", "points")
+    whats: Counter[str] = Counter()
+    errors = 0
+    with timed(proof), s3_server() as root:
+        requests = len(run(root.fresh(), None, None).requests)
+        every = [(number, way) for number in range(1, requests + 1) for way in WAYS]
+        for number, way in size.pick(size.chance("lake requests").sample(every, FEW), every):
+            try:
+                trial = run(root.fresh(), number, way)
+            except Exception as error:  # noqa: BLE001, only errors of ours may come out
+                _blame(proof, number, way, [f"{type(error).__name__}: {error}"])
+                continue
+            proof.compare(trial.pipeline.told, trial.pipeline.sent, trial.pipeline.world.rows())
+            _blame(proof, number, way, trial.wrongs)
+            errors += bool(trial.errors)
+            for request in trial.requests[number - 1 : number]:  # none, if it did not come to that
+                proof.tried += 1
+                is_commit = request.method == "PUT" and _COMMIT.search(request.object)
+                whats["commits" if is_commit else f"other {request.method}s"] += 1
+    counts = ", ".join(f"{count} {what}" for what, count in sorted(whats.items()))
+    proof.notes.append(
+        f"{requests} requests, answered by 503, by 403 or not at all: {counts}; {errors} runs met an error"
+    )
+    yield proof
+
+
+def _blame(proof: Proof, number: int, way: Spoiling, wrongs: list[str]) -> None:
+    proof.invented += len(wrongs)
+    if wrongs and len(proof.notes) < _TOLD:
+        proof.notes.append(f"request {number}, {way}: {wrongs[0]}")

@@ -1,0 +1,212 @@
+"""Load: many producers on one manifest, a manifest of 100,000 entries, a range of 10,000 batches, a batch of a GiB."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from objbuf_dagster.buffer import BufferPlace, Consumer, Metrics, Producer, WriteHandle
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.protocol import Manifest, Metadata, encode_batch
+from objbuf_dagster.protocol.ulid import new_ulid
+from objbuf_dagster.ranges import Limits, RangeLedger, plan, range_of
+from objbuf_dagster.spark.landing import Landed, land_all
+from objbuf_dagster.spark.session import session
+from objbuf_dagster.store import LocalStore, open_store
+from tests.dev.launches import CODE, environment
+from tests.prove.proof import Entry, Proof, Size, timed
+
+_CALL_ENTRIES = 50
+_OPEN_CALLS = 64
+_COLUMNS = ["_odb_sequence", "_odb_entry_index", "entry"]
+
+
+def prove(size: Size) -> Iterator[Proof]:
+    with session() as spark:
+        for proof in (_producers, _long_manifest, _large_batch):
+            with tempfile.TemporaryDirectory(prefix="objbuf-load-") as folder:
+                yield proof(size, spark, Path(folder))
+
+
+def _producers(size: Size, spark: SparkSession, folder: Path) -> Proof:
+    """Sixteen processes append to one manifest while a consumer plans, lands and acks; then one, for comparison."""
+    many, calls = size.pick((4, 10), (16, 200))
+    proof = Proof(f"{many} producers on one manifest, landing meanwhile", "entries")
+    rates: dict[int, tuple[float, float]] = {}
+    for number in (1, many):
+        with timed(proof):
+            place = folder / str(number)
+            place.mkdir()
+            rates[number] = _produce_and_land(proof, spark, place, number, calls * many // number)
+    (one, alone), (all_of_them, together) = rates[1], rates[many]
+    proof.notes.append(
+        f"1 producer {one:,.0f} entries/s, {alone:.1f} % conflicts; {many} together {all_of_them:,.0f} entries/s, "
+        f"{together:.1f} % conflicts: {all_of_them / one:.2f} times"
+    )
+    return proof
+
+
+def _produce_and_land(
+    proof: Proof, spark: SparkSession, folder: Path, producers: int, calls: int
+) -> tuple[float, float]:
+    """Entries a second while producing, and how many of a hundred manifest writes met a conflict."""
+    place = BufferPlace(LocalStore(folder / "buffer"))
+    table = LakeTable(folder / "lake")
+    consumer = Consumer.open(place.store, gc_interval=None)
+    ledgers = [folder / f"producer-{number}" for number in range(producers)]
+    url = (folder / "buffer").as_uri()
+    command = [sys.executable, "-m", "tests.prove.load", url]
+    started = [
+        subprocess.Popen([*command, str(ledger), str(calls)], cwd=CODE, env=environment(), stdout=subprocess.PIPE)
+        for ledger in ledgers
+    ]
+    try:
+        while any(process.poll() is None for process in started):
+            _land_what_is_there(spark, place, table, consumer)
+            time.sleep(0.5)
+        told = [json.loads(process.communicate()[0]) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    _land_what_is_there(spark, place, table, consumer)
+    entries = [tuple(json.loads(line)) for ledger in ledgers for line in ledger.read_text().splitlines()]
+    assert len(entries) == producers * calls * _CALL_ENTRIES
+    proof.compare(entries, {text for _, _, text in entries}, _rows(table))
+    proof.tried += len(entries)
+    assert consumer.read().entry_count == 0
+    seconds = max(one["ended"] for one in told) - min(one["started"] for one in told)
+    writes, conflicts = (sum(one[name] for one in told) for name in ("writes", "conflicts"))
+    return len(entries) / seconds, 100 * conflicts / writes
+
+
+def _land_what_is_there(spark: SparkSession, place: BufferPlace, table: LakeTable, consumer: Consumer) -> None:
+    """Plan, land, ack: what a tick and its runs do."""
+    manifest = consumer.read()
+    if manifest.first_sequence is None:
+        return
+    ledger = RangeLedger(place.store)
+    plan(place.manifests(), ledger, Limits(max_batches=10_000, max_wait=0), manifest=manifest)
+    ranges = ledger.list(since=manifest.first_sequence)
+    for outcome in land_all(spark, place, ranges, table, verify=True):
+        assert isinstance(outcome, Landed), outcome
+    consumer.ack_through(ranges[-1].end)
+
+
+def _rows(table: LakeTable) -> list[Entry]:
+    found = table.delta().to_pyarrow_table(columns=_COLUMNS)
+    return [
+        (sequence, index, entry.decode())
+        for sequence, index, entry in zip(*(found[name].to_pylist() for name in _COLUMNS), strict=True)
+    ]
+
+
+def _long_manifest(size: Size, spark: SparkSession, folder: Path) -> Proof:
+    """A backlog that nobody landed for long: 100,000 batches of a few entries, cut into ranges of 10,000."""
+    total, most = size.pick((2_000, 500), (100_000, 10_000))
+    proof = Proof(f"a manifest of {total:,} entries, in ranges of {most:,} batches", "entries")
+    place = BufferPlace(LocalStore(folder / "buffer"))
+    table = LakeTable(folder / "lake")
+    told: list[Entry] = []
+    data = folder / "buffer" / "ingest"
+    data.mkdir(parents=True)
+    locations: list[str] = []
+    for number in range(total):
+        texts = [f"{number} {index}" for index in range(3)]
+        locations.append(f"ingest/{new_ulid(1_700_000_000_000 + number)}.batch")
+        (data / locations[-1].removeprefix("ingest/")).write_bytes(encode_batch([text.encode() for text in texts]))
+        told += [(number, index, text) for index, text in enumerate(texts)]
+
+    def fill(manifest: Manifest, _: bool) -> bool:
+        for number, location in enumerate(locations):
+            manifest.append(location, [Metadata(0, 1_700_000_000_000 + number, b"")])
+        return True
+
+    place.manifests().update(fill)
+    with timed(proof):
+        consumer = Consumer.open(place.store, gc_interval=None)
+        ledger = RangeLedger(place.store)
+        planned = plan(place.manifests(), ledger, Limits(max_batches=most, max_wait=0))
+        assert [len(one.batches) for one in planned] == [most] * (total // most)
+        planning = time.monotonic()
+        for outcome in land_all(spark, place, planned, table, verify=True):
+            assert isinstance(outcome, Landed), outcome
+            consumer.ack_through(outcome.range.end)
+        landing = time.monotonic() - planning
+    proof.compare(told, {text for _, _, text in told}, _rows(table))
+    proof.tried = len(told)
+    assert consumer.read().entry_count == 0
+    assert [range_of(one).key for one in planned] == sorted(table.ranges())
+    proof.notes.append(f"landing {total / landing:,.0f} batches/s")
+    return proof
+
+
+def _large_batch(size: Size, spark: SparkSession, folder: Path) -> Proof:
+    """One batch that decompresses to all that the limit allows."""
+    whole = size.pick(64, 1024) << 20
+    entry = 1 << 20
+    count = whole // (entry + 4)
+    proof = Proof(f"a batch of {whole >> 20:,} MiB", "entries")
+    place = BufferPlace(LocalStore(folder / "buffer"))
+    table = LakeTable(folder / "lake")
+    told: dict[tuple[int, int], bytes] = {}
+    with timed(proof):
+        with Producer(place.store, compression="zstd", flush_size_bytes=2 * whole, flush_interval=3600) as producer:
+            block = os.urandom(entry // 4) + bytes(entry - entry // 4)
+            for number in range(count):
+                text = number.to_bytes(8, "big") + block[8:]
+                told[0, number] = hashlib.sha256(text).digest()
+                producer.produce([text])
+        (planned,) = plan(place.manifests(), RangeLedger(place.store), Limits(max_wait=0, max_bytes=4 << 30))
+        (landed,) = land_all(spark, place, [planned], table, verify=True)
+        assert isinstance(landed, Landed), landed
+    found: dict[tuple[int, int], bytes] = {}
+    for piece in table.delta().to_pyarrow_dataset().to_batches(columns=_COLUMNS, batch_size=16):
+        for sequence, index, value in zip(*(piece.column(name) for name in _COLUMNS), strict=True):
+            key = sequence.as_py(), index.as_py()
+            proof.doubled += key in found
+            found[key] = hashlib.sha256(value.as_buffer()).digest()
+    proof.tried = count
+    proof.lost = len(told.items() - found.items())
+    proof.invented = len(found.items() - told.items())
+    proof.notes.append(f"landing {landed.bytes_written / landed.seconds / 1e6:,.0f} MB/s written")
+    return proof
+
+
+def _produce(url: str, ledger: Path, calls: int) -> None:
+    """One producer's process: into the ledger goes what is durable; to stdout, when, and how many conflicts it met."""
+    metrics = Metrics()
+    started = time.time()
+    open_calls: deque[tuple[WriteHandle, list[str]]] = deque()
+    with ledger.open("w") as out:
+
+        def write_down(most: int) -> None:
+            while len(open_calls) > most:
+                handle, texts = open_calls.popleft()
+                durable = handle.await_durable()
+                for index, text in enumerate(texts, durable.start_index):
+                    out.write(json.dumps([durable.sequence, index, text]) + "\n")
+
+        with Producer(open_store(url), flush_interval=0.05, metrics=metrics) as producer:
+            for number in range(calls):
+                texts = [f"{ledger.name} {number * _CALL_ENTRIES + one}" for one in range(_CALL_ENTRIES)]
+                open_calls.append((producer.produce([text.encode() for text in texts], b"load"), texts))
+                write_down(_OPEN_CALLS)
+                time.sleep(0.002)
+        write_down(0)
+    counted = {name: metrics.counter(f"buffer.manifest_{name}{{role=producer}}") for name in ("writes", "conflicts")}
+    print(json.dumps({"started": started, "ended": time.time(), **counted}))
+
+
+if __name__ == "__main__":
+    _produce(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,44 @@
+"""Clocks that jump: the small size of the proof, and that it would see what it looks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from objbuf_dagster.store import MemoryStore
+from tests.prove.clocks import CLOCKS, STEPS, live_through, prove
+from tests.prove.proof import SMALL, Proof
+
+
+@pytest.fixture(scope="module")
+def proofs() -> list[Proof]:
+    return list(prove(SMALL))
+
+
+def test_no_entry_is_lost_to_garbage_collection_when_clocks_jump(proofs: list[Proof]) -> None:
+    proof = proofs[0]
+    assert proof.holds, proof
+    assert proof.tried == 300
+
+
+def test_lag_is_never_negative(proofs: list[Proof]) -> None:
+    proof = proofs[1]
+    assert proof.holds, proof
+    assert proof.tried > 150
+
+
+def test_every_clock_jumps_at_every_step_and_there_is_garbage() -> None:
+    tally = live_through(Proof("", ""), 60, SMALL)
+
+    assert all(tally[step, clock] for step in STEPS for clock in CLOCKS)
+    assert tally["produced", "durable"] > 60
+    assert tally["collected", "batches"] > 10
+    assert tally["collected", "ranges"] > 10
+
+
+def test_without_the_store_s_clock_entries_would_be_lost() -> None:
+    """So these interleavings do hit the moment between upload and append. Only a store in memory tells no time."""
+    proof = Proof("", "")
+
+    live_through(proof, 60, SMALL, lambda clock: MemoryStore())
+
+    assert proof.lost > 0

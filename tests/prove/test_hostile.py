@@ -1,0 +1,153 @@
+"""Hostile input at the size of a test suite, and the ways it can come in that no fuzzer tries."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from objbuf_dagster.buffer import Consumer
+from objbuf_dagster.buffer.gc import GarbageCollector
+from objbuf_dagster.errors import BufferReplaced, CorruptData, NotFound
+from objbuf_dagster.protocol import Metadata
+from objbuf_dagster.protocol.ulid import new_ulid
+from objbuf_dagster.ranges import Limits, RangeLedger, plan
+from objbuf_dagster.ranges.planner import check_against
+from objbuf_dagster.store import LocalStore, MemoryStore, Store
+from tests.prove.hostile import SHARES, prove, try_some
+from tests.prove.hostile_inputs import ODD_TEXTS, TARGETS, input_of
+from tests.prove.hostile_uses import check_message
+from tests.prove.proof import SEED, SMALL
+from tests.support.buffers import append, manifests, put_batch
+from tests.support.counting import CountingStore
+
+LOCATIONS = [text for text in ODD_TEXTS if len(text.encode()) <= 65_535]
+YEARS = 10 * 365 * 86_400
+_OLD = f"{new_ulid(1_000)}.batch"
+
+
+@pytest.mark.timeout(900)  # other tests may have the machine
+def test_hostile_input_ends_in_our_own_errors_soon_and_in_little_memory() -> None:
+    proofs = list(prove(SMALL))
+
+    assert [proof.notes for proof in proofs if not proof.holds] == []
+    assert sum(proof.tried for proof in proofs if proof.unit == "inputs") == 30_000
+
+
+def test_every_target_has_its_share_and_a_number_names_an_input() -> None:
+    assert set(SHARES) == set(TARGETS)
+    assert sum(SHARES.values()) == 1_000
+    for target in TARGETS:
+        inputs = [input_of(SEED, target, number) for number in range(200)]
+        assert inputs == [input_of(SEED, target, number) for number in range(200)]
+        assert len(set(inputs)) > 100
+
+
+def test_every_target_takes_some_inputs_and_refuses_others() -> None:
+    """Else the fuzzer would knock at a door that never opens."""
+    for target in TARGETS:
+        tried = try_some(SEED, target, 0, 400)
+
+        assert tried.findings == []
+        assert 0 < tried.accepted < tried.inputs
+
+
+# Locations that climb out.
+
+
+def outside(store: Store) -> dict[str, bytes]:
+    return {info.path: store.get(info.path).data for info in store.list() if not info.path.startswith("ingest/")}
+
+
+@pytest.mark.parametrize(
+    "location", [*LOCATIONS, f"../{_OLD}", f"secrets/{_OLD}", f"ingest/../secrets/{_OLD}"], ids=ascii
+)
+def test_whatever_a_location_says_nothing_outside_the_prefix_is_read_or_deleted(location: str, tmp_path: Path) -> None:
+    # given: what an enemy would like to have, or to see deleted
+    inner = LocalStore(tmp_path / "store")
+    for path in (_OLD, f"secrets/{_OLD}", "etc/passwd", "x", f"ingest2/{_OLD}"):
+        put_batch(inner, path, [b"secret"])
+    (tmp_path / _OLD).write_bytes(b"beside the store")
+    store = CountingStore(inner)
+    append(inner, location, [Metadata(0, 1_000, b"")])
+    before = outside(inner)
+    # when: all that follows locations does
+    consumer = Consumer.open(store, gc_interval=None)
+    with pytest.raises((CorruptData, NotFound)) as fetched:
+        consumer.next_batch()
+    (planned,) = plan(manifests(store), RangeLedger(store), Limits(max_wait=0))
+    with pytest.raises((CorruptData, NotFound)):
+        consumer.fetch_handle().fetch(planned.batches[0].descriptor)
+    consumer.ack_through(0)
+    collector = GarbageCollector(store, grace_seconds=0, retention_seconds=0, clock=lambda: 2_000_000_000.0)
+    collector.collect_once()
+    later = GarbageCollector(store, grace_seconds=0, retention_seconds=0, clock=lambda: 2_000_000_000.0 + YEARS)
+    report = later.collect_once()
+    # then
+    check_message(fetched.value)
+    assert all(path.startswith("ingest/") for path in report.deleted)
+    touched = {path for method, path in store.calls if method != "list"}
+    assert [path for path in touched if not path.startswith("ingest/") or ".." in path] == []
+    assert outside(inner) == before
+    assert (tmp_path / _OLD).read_bytes() == b"beside the store"
+
+
+def test_what_a_range_and_a_manifest_disagree_about_is_told_in_one_line() -> None:
+    first, second = MemoryStore(), MemoryStore()
+    append(first, "ingest/\x1b[2J\n\u202ex.batch")
+    append(second, "ingest/" + "y\n" * 30_000)
+    (planned,) = plan(manifests(first), RangeLedger(first), Limits(max_wait=0))
+
+    with pytest.raises(BufferReplaced) as raised:
+        check_against(manifests(second).read(), planned)
+
+    check_message(raised.value)
+
+
+# A terminal.
+
+_REPOSITORY = Path(__file__).parents[2]
+_ODD = "ingest/\x1b[2J\x9b31m\u202e<b>\r\nx\x07.batch"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["stat", "URL"],
+        ["manifest", "dump", "URL"],
+        ["tail", "URL"],
+        ["tail", "URL", "--json"],
+        ["ranges", "list", "URL"],
+        ["ranges", "show", "URL", "000000000000-000000000000"],
+        ["ranges", "show", "URL", "\x1b[2J\n\u202e"],
+        ["ranges", "plan", "URL", "--max-wait", "0"],
+        ["gc", "URL", "--yes"],
+        ["ack", "URL", "\x1b[2J"],
+        ["stat", "URL", "--data-prefix", "\x1b[2J"],
+        ["stat", "URL\x1b[2J\u202e"],
+        ["\x1b[2J\u202e"],
+    ],
+    ids=ascii,
+)
+@pytest.mark.parametrize("debug", ["0", "1"], ids=["plain", "debugging"])
+def test_what_others_wrote_moves_no_cursor_of_a_terminal(command: list[str], debug: str, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    append(store, _ODD, [Metadata(0, 1, b"\x1b[2J")])
+    plan(manifests(store), RangeLedger(store), Limits(max_wait=0))
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "objbuf_dagster.cli", *(arg.replace("URL", str(tmp_path)) for arg in command)],
+        capture_output=True,
+        check=False,
+        cwd=_REPOSITORY,
+        env={**os.environ, "OBJBUF_DEBUG": debug, "PYTHONIOENCODING": "utf-8"},
+        stdin=subprocess.DEVNULL,
+        timeout=250,
+    )
+
+    shown = (ran.stdout + ran.stderr).decode()
+    assert shown
+    assert [line for line in shown.split("\n") if not line.isprintable()] == []

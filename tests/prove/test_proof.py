@@ -1,0 +1,40 @@
+"""A proof that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.prove.proof import Entry, Proof
+
+TOLD: list[Entry] = [(0, 0, "a"), (0, 1, "b"), (1, 0, "c")]
+SENT = {"a", "b", "c", "unsure"}
+
+
+@pytest.mark.parametrize(
+    ("landed", "lost", "doubled", "invented"),
+    [
+        (TOLD, 0, 0, 0),
+        ([*TOLD, (2, 0, "unsure")], 0, 0, 0),
+        (TOLD[1:], 1, 0, 0),
+        ([*TOLD, TOLD[0]], 0, 1, 0),
+        ([*TOLD, (2, 0, "a")], 0, 1, 1),
+        ([*TOLD, (2, 0, "unsure"), (3, 0, "unsure")], 0, 1, 0),
+        ([*TOLD, (1, 0, "unsure")], 0, 1, 0),
+        ([*TOLD, (2, 0, "never sent")], 0, 0, 1),
+        ([(0, 0, "a"), (0, 1, "b"), (2, 0, "c")], 1, 0, 1),
+        ([], 3, 0, 0),
+    ],
+    ids=["exact", "unsure once", "lost", "twice", "twice elsewhere", "unsure twice", "one place for two", "invented",
+         "misplaced", "nothing"],
+)  # fmt: skip
+def test_what_is_wrong_with_a_table_is_counted(landed: list[Entry], lost: int, doubled: int, invented: int) -> None:
+    proof = Proof("a table", "entries", tried=1)
+
+    proof.compare(TOLD, SENT, landed)
+
+    assert (proof.lost, proof.doubled, proof.invented) == (lost, doubled, invented)
+    assert proof.holds == (lost == doubled == invented == 0)
+
+
+def test_a_proof_that_tried_nothing_does_not_hold() -> None:
+    assert not Proof("nothing", "tries").holds
