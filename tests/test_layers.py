@@ -22,8 +22,8 @@ BELOW: dict[str, set[str]] = {
     "buffer": {"protocol", "store"},
     "ranges": {"protocol", "store", "buffer"},
     "lake": {"protocol", "store", "buffer", "ranges"},
-    "spark": {"protocol", "store", "buffer", "ranges", "lake"},
-    "decode": {"protocol", "store", "buffer", "ranges", "lake", "spark"},
+    "decode": {"protocol", "store", "buffer", "ranges", "lake"},
+    "spark": {"protocol", "store", "buffer", "ranges", "lake", "decode"},
     "orchestration": {"protocol", "store", "buffer", "ranges", "lake", "spark", "decode"},
     "cli": {"protocol", "store", "buffer", "ranges", "lake", "spark", "decode"},
 }
