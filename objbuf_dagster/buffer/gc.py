@@ -7,7 +7,8 @@ manifest only once its range is there, so whatever is not in the one is in the o
 
 A name tells its producer's clock, and both that and ours may be wrong: then a batch that is just on its way into the
 manifest looks old. So what looks like garbage must also be older than the grace period by the store's own clock, and is
-then looked for in the manifest once more: a producer appends within half that time, or not at all.
+looked for in the manifest once more right before it goes. A producer of ours that took longer than a few seconds looks
+whether its batch is still there before it says that it is durable; the default grace is for those that do not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH, ManifestStore
 from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.buffer.retention import Retention, read_retention, retention_path
-from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, NotFound, ObjbufError
+from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, NotFound, ObjbufError, StorageUnavailable
 from objbuf_dagster.protocol import Manifest, RangeObject
 from objbuf_dagster.protocol.range_object import MAX_RANGE_OBJECT_BYTES, RANGES_FOLDER, range_path, range_start
 from objbuf_dagster.protocol.ulid import batch_time_ms
@@ -91,22 +92,20 @@ class GarbageCollector:
         ranges = self._read_ranges(stop)
         before, retention = self._expire(manifest, now_ms, dry_run) if ranges else (0, Retention())
         garbage = self._garbage(self._store.list(self._prefix), manifest, ranges, retention, now_ms)
-        if not dry_run and any(info.modified_ms is not None for info in garbage):
-            store_ms = self._store_clock_ms(stop)
-            young = {info.path for info in garbage if not self._is_old(info, store_ms)}
-            manifest = self._read_manifest()
-            ranges = self._read_ranges(stop)
+        if garbage:
+            store_ms = now_ms if dry_run else self._store_clock_ms(garbage, stop)
+            garbage = [info for info in garbage if self._is_old(info, store_ms)]
+        if garbage and not dry_run:
+            manifest, ranges = self._read_manifest(), self._read_ranges(stop)
             garbage = self._garbage(garbage, manifest, ranges, retention, now_ms)
-            garbage = [info for info in garbage if info.path not in young]
         # The newest range stays for good: planners find the end of the chain by it. The others stay for some time after
         # their batches went, so that a planner who slept that long cannot take their names.
         gone_before = retention.gone_before(now_ms, _RANGE_OBJECTS_STAY_SECONDS)
         expired = [
             range_path(self._prefix, start) for start, (end, _) in sorted(ranges.items())[:-1] if end < gone_before
         ]
-        failed = {} if dry_run else self._delete(garbage, expired, stop)
+        gone, failed = (garbage, {}) if dry_run else self._delete(garbage, expired, stop)
         self.metrics.observe(m.GC_DURATION_SECONDS, time.perf_counter() - started)
-        gone = [info for info in garbage if info.path not in failed]
         newly = sum(1 for end, _ in ranges.values() if before <= end < retention.expired_before)
         return GcReport(tuple(info.path for info in gone), sum(info.size for info in gone), failed, newly)
 
@@ -130,12 +129,11 @@ class GarbageCollector:
             raise Fenced(self.epoch, manifest.epoch)
         return manifest
 
-    def _check_owner(self, stop: threading.Event | None) -> None:
-        """Before each write: a pass can take long, and who was fenced meanwhile changes nothing."""
+    def _still_owned(self, stop: threading.Event | None) -> Manifest:
+        """The manifest, before each write: a pass can take long, and who was fenced meanwhile changes nothing."""
         if stop is not None and stop.is_set():
             raise _Stopped
-        if self.epoch is not None:
-            self._read_manifest()
+        return self._read_manifest()
 
     def _garbage(
         self,
@@ -154,15 +152,20 @@ class GarbageCollector:
             info for info in candidates if self._is_garbage(info.path, oldest_ms, now_ms) and info.path not in spared
         ]
 
-    def _store_clock_ms(self, stop: threading.Event | None) -> int | None:
-        """What time it is for the store: that of an object which it has just written."""
+    def _store_clock_ms(self, garbage: list[ObjectInfo], stop: threading.Event | None) -> int | None:
+        """What time it is for the store: that of an object which it has just written. None if it tells no times."""
+        if all(info.modified_ms is None for info in garbage):
+            return None
         path = f"{self._prefix}/{_CLOCK}"
-        self._check_owner(stop)
+        self._still_owned(stop)
         self._store.put(path, b"")
         return self._store.head(path).modified_ms
 
     def _is_old(self, info: ObjectInfo, store_ms: int | None) -> bool:
-        return info.modified_ms is None or store_ms is None or store_ms - info.modified_ms >= self._grace_ms
+        """By the store's clock; what it tells no time of is as old as its name says."""
+        if info.modified_ms is None:
+            return True
+        return store_ms is not None and store_ms - info.modified_ms >= self._grace_ms
 
     def _is_garbage(self, path: str, oldest_ms: float | None, now_ms: int) -> bool:
         time_ms = batch_time_ms(path)
@@ -172,8 +175,7 @@ class GarbageCollector:
 
     def _read_ranges(self, stop: threading.Event | None) -> dict[int, tuple[int, frozenset[str]]]:
         """All range objects that are there, by their start: their last sequence and what they name."""
-        listed = (range_start(info.path) for info in self._store.list(f"{self._prefix}/{RANGES_FOLDER}"))
-        starts = [start for start in listed if start is not None]
+        starts = self._starts()
 
         def read(start: int) -> tuple[int, frozenset[str]] | None:
             if stop is not None and stop.is_set():
@@ -187,11 +189,22 @@ class GarbageCollector:
 
         new = [start for start in starts if start not in self._named]
         with ThreadPoolExecutor(_READERS) as pool:
-            for start, found in zip(new, pool.map(read, new), strict=True):
-                if found is not None:
-                    self._named[start] = found
+            read_now = dict(zip(new, pool.map(read, new), strict=True))
+        self._named |= {start: found for start, found in read_now.items() if found is not None}
+        if missing := {start for start, found in read_now.items() if found is None}:
+            # What one knows nothing of would be garbage: so whoever answers "not found" must also list it no more.
+            still = sorted(missing & set(self._starts()))
+            if still:
+                path = range_path(self._prefix, still[0])
+                raise StorageUnavailable(
+                    f"{path} is listed, and reading it finds nothing: nothing was deleted, try again later"
+                )
         self._named = {start: self._named[start] for start in starts if start in self._named}
         return self._named
+
+    def _starts(self) -> list[int]:
+        listed = (range_start(info.path) for info in self._store.list(f"{self._prefix}/{RANGES_FOLDER}"))
+        return [start for start in listed if start is not None]
 
     def _expire(self, manifest: Manifest, now_ms: int, dry_run: bool) -> tuple[int, Retention]:
         """Record what this pass saw; return before which sequence ranges had expired until now, and what holds now."""
@@ -206,7 +219,7 @@ class GarbageCollector:
         seen = recorded.observe(manifest.frontier, now_ms, kept)
         if seen == recorded or dry_run:
             return recorded.expired_before, seen
-        self._check_owner(None)
+        self._still_owned(None)
         conflict = self._store.put(
             retention_path(self._prefix), seen.to_bytes(), if_version=version, if_absent=version is None
         )
@@ -215,21 +228,26 @@ class GarbageCollector:
 
     def _delete(
         self, garbage: list[ObjectInfo], expired: list[str], stop: threading.Event | None
-    ) -> dict[str, ObjbufError]:
+    ) -> tuple[list[ObjectInfo], dict[str, ObjbufError]]:
+        """What is gone of the garbage, and what could not be deleted."""
+        sizes = {info.path: info for info in garbage}
+        asked: list[str] = []
         failed: dict[str, ObjbufError] = {}
-        paths = [info.path for info in garbage]
-        for some in (*_chunks(paths), *_chunks(expired)):
-            self._check_owner(stop)
+        for some in (*_chunks(list(sizes)), *_chunks(expired)):
+            named = {entry.location for entry in self._still_owned(stop).entries()}
+            chosen = [path for path in some if path not in named]
+            asked += chosen
             try:
-                failed |= self._store.delete(some)
+                failed |= self._store.delete(chosen)
             except ObjbufError as refused:
-                failed |= dict.fromkeys(some, refused)
+                failed |= dict.fromkeys(chosen, refused)
         self._store.tidy()
-        self.metrics.count(m.GC_FILES_DELETED, sum(path not in failed for path in paths))
-        self.metrics.count(m.GC_FILES_FAILED, sum(path in failed for path in paths))
+        gone = [sizes[path] for path in asked if path in sizes and path not in failed]
+        self.metrics.count(m.GC_FILES_DELETED, len(gone))
+        self.metrics.count(m.GC_FILES_FAILED, sum(path in sizes for path in failed))
         for path, error in failed.items():
             _log.warning("garbage collection could not delete %s: %s", path, error)
-        return failed
+        return gone, failed
 
 
 class _Stopped(Exception):

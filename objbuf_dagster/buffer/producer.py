@@ -37,6 +37,10 @@ _TOO_OLD_SECONDS = 300.0
 """A batch that reaches the manifest later than this after its name was made could be collected as garbage before (grace
 period 10 minutes), so it is not appended any more."""
 
+_LATE_SECONDS = 10.0
+"""A batch that took longer is looked for before anybody is told that it is durable: somebody may collect with a shorter
+grace period, or with a clock that is wrong."""
+
 
 class Producer:
     """Writes entries into a buffer. Safe from many threads; close it, or use it as a context manager.
@@ -280,7 +284,7 @@ class Producer:
             append.fail(StorageError(f"appending to the manifest failed, it may be durable: {error!r}", in_doubt=True))
             return
         for sequence, batch in enumerate(append.batches, append.first):
-            if batch.age > _TOO_OLD_SECONDS and self._is_gone(batch.location):
+            if batch.age > _LATE_SECONDS and self._is_gone(batch.location):
                 batch.error = StorageUnavailable("it was collected as garbage before it was appended: produce it again")
                 continue
             batch.sequence = sequence
@@ -294,7 +298,9 @@ class _Append:
     """The change that appends batches, once: after a write it looks for the last of them where it would have put it.
 
     They are appended all or none, so one tells of all; and the last is the one that stays in the queue the longest. It
-    looks also after a conflict without a doubt: a proxy that repeats a write answers with the second one's conflict.
+    looks also after a conflict without a doubt: a proxy that repeats a write answers with the second one's conflict. If
+    what it wrote was consumed before it could look, only a doubt stops it: without one, the conflict is nearly always
+    another producer's, and to call each of those unsure would be worse.
     """
 
     def __init__(self, batches: list[PendingBatch]) -> None:

@@ -48,12 +48,13 @@ def gc(buffer: Buffer, dry_run: bool, grace: float, retention: float | None, yes
     """Delete the batches that nobody can ask for any more.
 
     One pass. A batch goes if it is in no manifest entry and no retained range, is older than the oldest entry, and
-    older than the grace period. A pass also records the frontier: that is how acked ranges get old, and expire.
+    older than the grace period, by its name and by the store's own clock. A pass also records the frontier: that is
+    how acked ranges get old, and expire.
     """
     from objbuf_dagster.buffer import GarbageCollector
 
     store = buffer.open()
-    now = time.time()  # for both passes, so that the second deletes what the first one showed
+    now = time.time()  # for both passes, so that the second deletes no more than the first one showed
 
     def collect(*, rehearse: bool) -> GcReport:
         collector = GarbageCollector(
@@ -73,8 +74,10 @@ def gc(buffer: Buffer, dry_run: bool, grace: float, retention: float | None, yes
         kept = f"grace {duration(grace)}" + ("" if retention is None else f", retention {duration(retention)}")
         ask(f"Delete {what} ({kept})? This cannot be undone.", yes=yes)
     if not dry_run:
-        report = collect(rehearse=False)
+        shown, report = len(report.deleted), collect(rehearse=False)
         what = _amount(report)
+        if kept_back := shown - len(report.deleted) - len(report.failed):
+            what += f"; kept {kept_back} of those shown, which are too young by the store's clock or named by now"
     for path in report.deleted:
         say(path)
     say(f"{'would delete' if dry_run else 'deleted'} {what}")

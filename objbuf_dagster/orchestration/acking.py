@@ -21,9 +21,22 @@ class Survey:
     """What lies past the frontier: the planned ranges in order, which of them are materialised, how far to ack."""
 
     frontier: int
+    next_sequence: int
     planned: tuple[RangeObject, ...]
     done: frozenset[SequenceRange]
-    reached: int
+
+    @property
+    def reached(self) -> int:
+        """Where the frontier may go."""
+        return self.reached_with(self.done)
+
+    def reached_with(self, done: Collection[SequenceRange]) -> int:
+        """The same, if these were materialised.
+
+        Others may have produced, planned and landed since the manifest was read: it cannot be acked for that.
+        """
+        known = (range_of(one) for one in self.planned if one.end < self.next_sequence)
+        return frontier(self.frontier, known, done)
 
     @property
     def open(self) -> list[RangeObject]:
@@ -75,9 +88,7 @@ def survey(
     for one in planned:
         check_against(manifest, one)
     done = frozenset(materialised(instance, source.gates, planned))
-    # Others may have produced, planned and landed since the manifest was read: it cannot be acked for that.
-    known = [range_of(one) for one in planned if one.end < manifest.next_sequence]
-    return Survey(current, planned, done, frontier(current, known, done))
+    return Survey(current, manifest.next_sequence, planned, done)
 
 
 def ack_surveyed(
@@ -124,9 +135,8 @@ def would_ack(
     others = [gate for gate in source.gates if gate != asset]
     rest = materialised(instance, others, seen.planned) if asset in source.gates else set()
     done = seen.done | {one for one in ranges if one in rest}
-    reached = frontier(seen.frontier, map(range_of, seen.planned), done)
     waits_for = next((range_of(one) for one in seen.planned if range_of(one) not in done), None)
-    return Acked(seen.frontier, reached, waits_for)
+    return Acked(seen.frontier, seen.reached_with(done), waits_for)
 
 
 def ack_hook(source: BufferSource) -> dg.HookDefinition:

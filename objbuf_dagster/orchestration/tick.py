@@ -138,7 +138,9 @@ class Tick:
             raise _went_back(manifest, cursor)
         known_end = -1 if cursor.known is None else cursor.known.end
         if manifest.frontier == manifest.next_sequence and known_end + 1 == manifest.next_sequence:
-            return Survey(manifest.frontier, (), frozenset(), manifest.frontier)  # nothing there: nothing to look for
+            return Survey(
+                manifest.frontier, manifest.next_sequence, (), frozenset()
+            )  # nothing there: nothing to look for
         return survey(self.instance, self.source, ledger, manifest, cursor.oldest)
 
     def _learn(self, outcome: TickResult, manifest: Manifest, seen: Survey, ledger: RangeLedger) -> bool:

@@ -14,13 +14,17 @@ from objbuf_dagster.buffer.retention import read_retention
 from objbuf_dagster.errors import (
     Fenced,
     InvalidInput,
+    NotFound,
     ObjbufError,
     StorageError,
+    StorageUnavailable,
 )
-from objbuf_dagster.store import MemoryStore, Store
+from objbuf_dagster.ranges import Limits, RangeLedger, plan
+from objbuf_dagster.store import Blob, MemoryStore, Store
 from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked, planned_and_acked_now
-from tests.support.buffers import append, batch_name, fill, manifest_of, put_batch
+from tests.support.buffers import append, batch_name, fill, manifest_of, manifests, put_batch
 from tests.support.clocked import ClockedStore
+from tests.support.counting import CountingStore
 from tests.support.faults import Call, Delay, FaultStore
 
 
@@ -321,3 +325,42 @@ def test_the_collecting_thread_outlives_failures_and_ends_when_fenced(caplog: py
         time.sleep(0.01)
     assert "garbage collection stops" in caplog.text
     consumer.close()
+
+
+def test_a_range_that_is_listed_and_cannot_be_read_ends_the_pass() -> None:
+    """Its batches would be garbage to whoever takes "not found" for an answer."""
+    store = MemoryStore()
+    locations = fill(store, 3)
+    plan(manifests(store), RangeLedger(store), Limits(max_wait=0))
+    Consumer.open(store, gc_interval=None).ack_through(2)
+
+    class Blind(CountingStore):
+        def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+            if "/ranges/0" in path:
+                raise NotFound(path)
+            return super().read(path, max_bytes=max_bytes)
+
+    collector = GarbageCollector(Blind(store), grace_seconds=0)
+    with pytest.raises(StorageUnavailable, match="is listed, and reading it finds nothing"):
+        collector.collect_once()
+    assert {info.path for info in store.list("ingest")} >= set(locations)
+
+
+def test_what_was_named_since_the_pass_looked_stays() -> None:
+    """A late append between the second look and the delete: the manifest is read once more before each chunk."""
+    store = MemoryStore()
+    orphan = put_batch(store, batch_name(1_000))
+
+    class Slow(CountingStore):
+        reads = 0
+
+        def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
+            self.reads += 1
+            if self.reads == 3:  # the pass has looked twice
+                append(store, orphan)
+            return super().get(path, max_bytes=max_bytes)
+
+    report = GarbageCollector(Slow(store), grace_seconds=0).collect_once()
+
+    assert report.deleted == ()
+    assert store.head(orphan).size > 0

@@ -291,10 +291,10 @@ def test_a_panic_below_leaves_nobody_waiting(store: MemoryStore, put: int) -> No
         producer.close()
 
 
-def test_a_batch_collected_while_its_append_took_too_long_is_not_called_durable(
+def test_a_batch_collected_while_its_append_took_long_is_not_called_durable(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TOO_OLD_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_LATE_SECONDS", 0.2)
 
     def script(call: Call) -> Fault | None:
         if call.path == DEFAULT_MANIFEST_PATH and call.method == "put":
