@@ -32,12 +32,12 @@ def is_alive(pid: int) -> bool:
     return bool(listed.stdout.strip()) and not listed.stdout.startswith("Z")
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float = 60.0, every: float = 0.1) -> None:
     """Returns once the condition holds; fails if it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
+        time.sleep(every)
 
 
 def python(code: str, directory: Path, **variables: str) -> subprocess.Popen[str]:
