@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,14 @@ _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 
 _SECRET = re.compile(r"secret|password|token|credential|[a-z][.]?key\b|[.]sas[.]", re.IGNORECASE)
 """Names of settings that may be secrets."""
+
+_SECRET_IN_VALUE = re.compile(
+    r"//[^/\s]*@|(?:secret|password|token|credential|\bsig|signature|(?:access|account|private|api)[._-]?key)[\w.-]*=\S",
+    re.IGNORECASE,
+)
+"""Values that may hold one: a URL with a password, or `password=...` among options."""
+
+_READ_AT_LAUNCH = re.compile(r"spark[.](?:jars|driver|submit)[.]")
 
 _REMOTE = "SPARK_CONNECT_MODE_ENABLED"
 
@@ -208,7 +216,8 @@ def _close() -> None:
 def _must_be(spark: SparkSession, settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         if (has := spark.conf.get(name, None)) != value:
-            differs = f"another {name}" if _SECRET.search(name) else f"{name}={has}, not {value}"
+            secret = is_secret(name, value) or is_secret(name, has or "")
+            differs = f"another {name}" if secret else f"{name}={has}, not {value}"
             raise InvalidInput(
                 f"a Spark session already runs in this process with {differs}: stop it first, or use it as it is"
             )
@@ -230,8 +239,10 @@ def _start(master: str, settings: Mapping[str, str], app_name: str) -> Iterator[
         settings = {**_defaults(master, scratch), **settings}
         for name, value in settings.items():
             builder = builder.config(name, value)
-        public = {name: value for name, value in settings.items() if not _SECRET.search(name)}
-        if len(public) < len(settings):
+        secret = {name for name, value in settings.items() if is_secret(name, value)}
+        if secret:
+            _warn_of(secret)
+            public = {name: value for name, value in settings.items() if name not in secret}
             launch({"spark.app.name": app_name, "spark.master": master, **public})
         try:
             spark = builder.getOrCreate()
@@ -247,8 +258,26 @@ def _start(master: str, settings: Mapping[str, str], app_name: str) -> Iterator[
                 signal.signal(signal.SIGINT, handler)  # PySpark's would cancel jobs of a session that is gone
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Whether a setting may be a secret, or hold one. Such a one is no part of a command line or of a message."""
+    return bool(_SECRET.search(name) or _SECRET_IN_VALUE.search(value))
+
+
+def _warn_of(secret: Iterable[str]) -> None:
+    if late := sorted(name for name in secret if _READ_AT_LAUNCH.match(name)):
+        _log.warning(
+            "%s may hold a secret and is kept off the command line of the JVM, where alone Spark would read it: "
+            "it has no effect; set it in conf/spark-defaults.conf instead",
+            ", ".join(late),
+        )
+
+
 def _defaults(master: str, scratch: Path) -> dict[str, str]:
-    defaults = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+    defaults = {
+        "spark.redaction.regex": f"(?i){_SECRET.pattern}|{_SECRET_IN_VALUE.pattern}",  # Spark's has no Azure keys
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+    }
     if master.startswith("local"):  # everything is on this machine, and nobody else's business
         defaults |= {
             "spark.driver.bindAddress": _LOOPBACK,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -35,13 +36,41 @@ _CLIENT_SETTINGS = re.compile(
 
 _LONGEST_TIMEOUT = 86_400.0
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
-_ANSWER = re.compile(r"<(\?xml|!doctype|html|error)\b", re.IGNORECASE)
-_SAID = (re.compile(r"<Code>([^<]*)"), re.compile(r"<Message>([^<]*)"))
-_HEADER = re.compile(
-    r"((?:security-token|authorization)\W{1,3}(?:bearer |sharedkey |basic )?)[^\s,;'\"]+", re.IGNORECASE
+_NO_OBJECT = re.compile(
+    r"performing HEAD \S+ in \S+ - [^\n]*status code: 404[^:\n]*:\s*(?:\Z|\n)"  # its answer has no body
+    r"|<Code>(?:NoSuchKey|BlobNotFound)</Code>"
+    r"|Bulk delete request failed for key [^\n]*blob does not exist\. \(code: 404\)"
 )
+_LONGEST_TEXT = 10_000
+_LONGEST_PAGE = 100
+_ANSWER = re.compile(r"<(?:\?xml|!doctype|html|head|body|title|h\d|p|div|pre|table|error)\b", re.IGNORECASE)
+_ROOT = re.compile(r"<([a-z][\w:.-]*)", re.IGNORECASE)
+_PAGE = re.compile(r"html|head|body|title|h\d|p|div|pre|table", re.IGNORECASE)
+_SAID = (re.compile(r"<Code>([^<]*)"), re.compile(r"<Message>([^<]*)"))
+_NO_TEXT = re.compile(r"<(script|style)\b.*?(?:</\1>|\Z)|<[^>]*(?:>|\Z)", re.IGNORECASE | re.DOTALL)
+
+_HEADER = r"(?:(?:security|session)[-_]?token|authorization)"
+_SCHEME = r"(?:bearer|basic|digest|negotiate|ntlm|aws4?-[\w-]+|sharedkey(?:lite)?|sharedaccesssignature)"
+_LONG = r"[\w+/=.~:-]{16,}"
+_NAME = r"(?:(?<![a-z])sig|signature|token|secret|password|credential|(?:access|account|secret)[-_]?key)"
+_SECRETS = tuple(
+    re.compile(pattern, re.IGNORECASE | re.DOTALL)
+    for pattern in (
+        rf"(<[\w:-]*{_HEADER}\b[^>]*>).*?(?=</|\Z)",
+        rf"({_HEADER}\\*['\"]?\s*[:=,]\s*[\[(]?\s*(?P<quote>\\*['\"])).*?(?=(?<!\\)(?P=quote)|\Z)",
+        rf"({_HEADER}\\*['\"]?\s*[:=]\s*)(?!\s|\\*['\"])[^\n]+",
+        rf"({_HEADER}[^\w<]{{1,5}})(?:{_SCHEME}\s[^\n]+|(?:token\s+)?{_LONG})",
+        rf"(\b{_SCHEME}\s+){_LONG}",
+        rf"({_NAME}=)(?:\\*\"[^\"]*|\\*'[^']*|[^&\s'\"<>,;]+)",
+    )
+)
+"""What goes before a secret, and the secret: an element, a quoted value, and otherwise all that is left of the line,
+since nobody can say where the value of such a header ends."""
+
 _NO_CREDENTIALS = "no credentials were found, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or your cloud's own)"
+_BUCKET_IS_MISSING = re.compile("NoSuchBucket|ContainerNotFound")
 _NO_BUCKET = "the bucket does not exist, create it or correct the URL"
+_NOT_THE_OBJECT = "a 404 that does not say that the object is missing, check the endpoint and the credentials"
 _DENIED = "access denied, check the credentials and their rights"
 
 Credentials = Callable[[], Any]
@@ -100,6 +129,10 @@ class CloudStore(Store):
         except _Lost:
             if not conditional:
                 raise
+            return Conflict()
+        except NotFound:
+            if if_version is None:
+                raise StorageError(f"storage refused to write {path!r}: it says that there is no such object") from None
             return Conflict()
         return None
 
@@ -208,10 +241,11 @@ def _translated(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if "NoSuchBucket" in str(error):
-            raise StorageError(f"{_NO_BUCKET}: {_first_line(error)}") from None
-        raise NotFound(path) from None
-    except (theirs.AlreadyExistsError, theirs.PreconditionError):
+        raise (NotFound(path) if _says_no_object(error) else _not_the_object(error)) from None
+    except (theirs.AlreadyExistsError, theirs.PreconditionError) as error:
+        status = _STATUS.search(str(error))
+        if status and status[1] == "404" and not _says_no_object(error):
+            raise _not_the_object(error) from None
         raise _Lost(f"{path!r} met another request to the same object") from None
     except (theirs.PermissionDeniedError, theirs.UnauthenticatedError) as error:
         raise StorageError(f"{_DENIED}: {_first_line(error)}") from None
@@ -225,7 +259,8 @@ def _translated(path: str) -> Iterator[None]:
         ):
             raise TransientError(line) from None
         denied = status is not None and status[1] in ("401", "403")
-        reason = _NO_BUCKET if "NoSuchBucket" in str(error) else _DENIED if denied else "storage refused"
+        missing = _BUCKET_IS_MISSING.search(str(error))
+        reason = _NO_BUCKET if missing else _DENIED if denied else "storage refused"
         raise StorageError(f"{reason}: {line}") from None
     except (ObjbufError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
@@ -234,21 +269,51 @@ def _translated(path: str) -> Iterator[None]:
         raise StorageError(f"the storage library failed, check the settings: {said}", in_doubt=True) from None
 
 
+def _says_no_object(error: BaseException) -> bool:
+    return _NO_OBJECT.search(str(error)[:_LONGEST_TEXT]) is not None
+
+
+def _not_the_object(error: BaseException) -> StorageError:
+    """A missing manifest is an empty queue, so a 404 from a proxy, or for a wrong key, must not look like one."""
+    reason = _NO_BUCKET if _BUCKET_IS_MISSING.search(str(error)) else _NOT_THE_OBJECT
+    return StorageError(f"{reason}: {_first_line(error)}")
+
+
 def _first_line(error: BaseException) -> str:
-    return without_secrets(str(error)).partition("\n")[0][:400]
+    return without_secrets(str(error).partition("\n\nDebug source:")[0]).partition("\n")[0][:400]
 
 
 def without_secrets(text: str) -> str:
     """What a library says of a failed request, without what may be secret in it.
 
     URLs may carry a password or a signature. And a server that refuses a request may repeat all of it in its answer,
-    with the session token: of an answer in XML, its code and its message are left.
+    with the session token: of an answer in XML, its code and its message are left, of a page its beginning.
     """
-    if answer := _ANSWER.search(text):
-        said = [found[1] for part in _SAID if (found := part.search(text))]
-        text = text[: answer.start()] + ": ".join(said)
-    text = _HEADER.sub(r"\1...", re.sub(r"//[^/@\s]*@", "//...@", text))
-    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
+    text = text[:_LONGEST_TEXT]
+    if found := _ANSWER.search(text):
+        text = text[: found.start()] + _in_short(text[found.start() :])
+    return _cut(text)
+
+
+def _in_short(answer: str) -> str:
+    """What an answer says, and what follows it: nothing if it has no end, or if there is more of the kind."""
+    root = _ROOT.search(answer)
+    said = ": ".join(found[1] for part in _SAID if (found := part.search(answer)))
+    if not said and root and _PAGE.fullmatch(root[1]):
+        said = _one_line(_NO_TEXT.sub(" ", answer))[:_LONGEST_PAGE]
+    _, end, rest = answer.rpartition(f"</{root[1]}>") if root else ("", "", "")
+    return _one_line(said) + (rest if end and "<" not in rest else "")
+
+
+def _one_line(text: str) -> str:
+    return _cut(" ".join(html.unescape(text).split()))
+
+
+def _cut(text: str) -> str:
+    text = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", re.sub(r"//[^/\s]*@", "//...@", text))
+    for secret in _SECRETS:
+        text = secret.sub(r"\1...", text)
+    return text
 
 
 def _safe(url: str) -> str:

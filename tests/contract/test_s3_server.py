@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -86,6 +89,87 @@ def test_a_server_s_keys_are_in_no_command_line(binary: Path) -> None:
         shown = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     assert str(binary) in shown
     assert versitygw.SECRET_ACCESS_KEY not in shown
+
+
+def test_another_s_server_on_the_port_is_not_taken_for_ours(binary: Path, tmp_path: Path) -> None:
+    with versitygw.serving(binary) as another, subprocess.Popen(["sleep", "60"]) as starting:  # noqa: S607, sleep
+        port = urlsplit(another.endpoint).port or 0
+        theirs, ours = another.directory / "mark-bucket" / "mark", tmp_path / "mark-bucket-of-ours" / "mark"
+        for mark in (theirs, ours):
+            mark.parent.mkdir()
+            mark.touch()
+        try:
+            assert versitygw.answers(starting, port, theirs)
+            assert not versitygw.answers(starting, port, ours, seconds=1)
+        finally:
+            starting.kill()
+        starting.wait()
+        assert not versitygw.answers(starting, port, theirs)
+
+
+def test_a_server_s_bucket_is_empty_and_its_only_one(binary: Path) -> None:
+    with versitygw.serving(binary) as server:
+        assert [path.name for path in server.directory.iterdir() if path.is_dir()] == [versitygw.BUCKET]
+        assert list((server.directory / versitygw.BUCKET).iterdir()) == []
+
+
+def test_a_file_system_without_attributes_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+
+    with pytest.raises(versitygw.Unavailable, match="set TMPDIR to a directory on another file system"):
+        versitygw.serving(tmp_path / "binary").__enter__()
+
+
+def go(directory: Path, monkeypatch: pytest.MonkeyPatch, **behaviour: str) -> Path:
+    """Something that is called as Go is, where `list` and `install` behave so. Gives the file of what it was told."""
+    called = directory / "called"
+    script = directory / "bin" / "go"
+    script.parent.mkdir()
+    script.write_text(
+        f'#!/bin/sh\necho "$1" >>"{called}"\ncase "$1" in\n'
+        + "".join(f"{name}) {action};;\n" for name, action in behaviour.items())
+        + "esac\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+    return called
+
+
+def test_a_machine_without_a_network_is_told_so_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = go(tmp_path, monkeypatch, list="echo no such host >&2; exit 1")
+
+    with pytest.raises(versitygw.Unavailable, match="no such host"):
+        versitygw.build(tmp_path / "tools")
+
+    assert called.read_text().split() == ["list"]
+
+
+def test_a_network_that_does_not_answer_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versitygw, "_PROBE_SECONDS", 1)
+    called = go(tmp_path, monkeypatch, list=f"sleep 600 & echo $! >{tmp_path}/child; wait")
+
+    with pytest.raises(versitygw.Unavailable, match="no end after 1 s"):
+        versitygw.build(tmp_path / "tools")
+
+    assert called.read_text().split() == ["list"]
+    child = tmp_path / "child"
+    if child.exists():  # a busy machine may not have come so far
+        wait_until(lambda: not is_alive(int(child.read_text())))
+
+
+def test_two_that_build_at_a_time_build_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = go(tmp_path, monkeypatch, install='sleep 1; echo built >"$GOBIN/versitygw"')
+
+    with ThreadPoolExecutor(2) as pool:
+        built = set(pool.map(versitygw.build, [tmp_path / "tools"] * 2))
+
+    assert [path.read_text() for path in built] == ["built\n"]
+    assert called.read_text().split() == ["list", "install"]
 
 
 def test_a_machine_without_go_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ import contextlib
 import json
 import sqlite3
 import threading
+import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 KEY = "s3cr3tKEYofAWS/With+Slash0123456789abcd"
@@ -66,10 +68,16 @@ def _unpacked(database: sqlite3.Connection) -> Iterator[bytes]:
 
 
 class Commands:
-    """The command lines of all processes of this machine, looked at again and again until the context ends."""
+    """The command lines of a process and of those that it starts, looked at again and again until the context ends.
+
+    They are told from others by a variable that they inherit, also when their parent is gone: start the process with
+    `variables` in its environment.
+    """
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self.variables = {"TEST_COMMANDS_OF": uuid.uuid4().hex}
+        self._mark = "=".join(*self.variables.items()).encode()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
@@ -83,13 +91,30 @@ class Commands:
 
     def _look(self) -> None:
         while not self._stop.wait(0.05):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):  # it ended just now
-                    self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            for path in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):  # it ended just now, or is another user's
+                    if self._mark in (path / "environ").read_bytes():
+                        command = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+                        self.seen.add(command.decode(errors="replace"))
+
+
+Form = Literal["xml", "json", "text", "page", "page with a title"]
+
+
+def _repeated(form: Form, headers: Mapping[str, str], path: str) -> str:
+    sent = " ".join(f"{name}:{value}" for name, value in headers.items()) + f" {path}"
+    if form == "xml":
+        return f"<Error><Code>SignatureDoesNotMatch</Code><CanonicalRequest>{sent}</CanonicalRequest></Error>"
+    if form == "json":
+        return json.dumps({"error": "SignatureDoesNotMatch", "headers": headers, "path": path})
+    if form == "text":
+        return f"SignatureDoesNotMatch {sent}"
+    title = "<head><title>SignatureDoesNotMatch</title></head>" if form == "page with a title" else ""
+    return f"<!DOCTYPE html><html>{title}<body><h1>SignatureDoesNotMatch</h1><pre>{sent}</pre></body></html>"
 
 
 @contextlib.contextmanager
-def telltale(status: int = 403) -> Iterator[str]:
+def telltale(status: int = 403, form: Form = "xml") -> Iterator[str]:
     """A server, by its address, that refuses everything and says in its answer all that it was sent, in one line.
 
     Real ones do so, if not that bluntly: S3 repeats the request that it cannot verify.
@@ -101,9 +126,7 @@ def telltale(status: int = 403) -> Iterator[str]:
 
         def _serve(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            sent = " ".join(f"{name}:{value}" for name, value in self.headers.items())
-            repeated = f"<CanonicalRequest>{sent} {self.path}</CanonicalRequest>"
-            said = f"<Error><Code>SignatureDoesNotMatch</Code>{repeated}</Error>"
+            said = _repeated(form, dict(self.headers.items()), self.path)
             self.send_response(status)
             self.send_header("Content-Length", str(len(said)))
             self.end_headers()

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812, everybody's name for it
 
 import objbuf_dagster
 from objbuf_dagster.errors import InvalidInput
-from objbuf_dagster.spark.session import prepare, session
+from objbuf_dagster.spark.session import is_secret, prepare, session
 from objbuf_dagster.store import LocalStore
 from tests.spark.landing import fill
 from tests.spark.processes import descendants, is_alive, leftovers, python, wait_until
@@ -82,6 +82,46 @@ def test_session_with_other_settings_than_the_one_that_runs_is_refused(spark: Sp
 def test_session_refuses_what_contradicts_itself(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         session(**arguments).__enter__()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.hadoop.fs.s3a.secret.key", "x"),
+        ("spark.hadoop.fs.azure.account.key.a.dfs.core.windows.net", "x"),
+        ("spark.hadoop.fs.azure.sas.container.a", "x"),
+        ("spark.jars.repositories", "https://host/a,https://me:word@host/b"),
+        ("spark.hadoop.javax.jdo.option.ConnectionURL", "jdbc:mysql://host/db?user=me&password=word"),
+        ("spark.executor.extraJavaOptions", "-Xmx1g -Djavax.net.ssl.trustStorePassword=word"),
+        ("spark.executor.extraJavaOptions", "-Daws.secretAccessKey=word"),
+        ("spark.hadoop.somewhere", "https://a.blob.core.windows.net/c?sv=1&sig=word"),
+    ],
+)
+def test_settings_that_hold_a_secret_are_known(name: str, value: str) -> None:
+    assert is_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.executor.memory", "2g"),
+        ("spark.jars.repositories", "https://host/a,https://host/b"),
+        ("spark.executor.extraJavaOptions", "-Xmx1g -Dfile.encoding=UTF-8 -Dmonkey.business=no"),
+        ("spark.eventLog.dir", "file:///tmp/x"),
+        ("spark.redaction.regex", "(?i)secret|password|token"),
+    ],
+)
+def test_other_settings_are_no_secrets(name: str, value: str) -> None:
+    assert not is_secret(name, value)
+
+
+def test_spark_hides_the_keys_that_it_does_not_know(spark: SparkSession) -> None:
+    pattern = re.compile(str(spark.conf.get("spark.redaction.regex")))
+
+    assert pattern.search("spark.hadoop.fs.azure.account.key.a.dfs.core.windows.net")
+    assert pattern.search("spark.hadoop.fs.azure.sas.container.a")
+    assert pattern.search("https://me:word@host/b")
+    assert not is_secret("spark.redaction.regex", pattern.pattern)  # else every session would be launched apart
 
 
 def test_preparing_again_does_nothing(spark: SparkSession) -> None:

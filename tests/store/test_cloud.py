@@ -11,7 +11,10 @@ import pytest
 
 from objbuf_dagster.errors import CorruptData, NotFound, ObjbufError, StorageError, StorageUnavailable
 from objbuf_dagster.store import CloudStore, Conflict, RetryingStore, RetryPolicy, Store, TransientError
+from tests.prove.secrets import telltale
 from tests.support.bucket import SECRET_KEY, Answer, FakeBucket, Trouble, fake_bucket
+from tests.support.proxy import proxied
+from tests.support.s3 import S3Location
 
 _SHORT, _LONG = 0.5, 30.0  # seconds: where a request is to time out, and where only a busy machine is slow
 _URL = "s3://bucket/prefix"
@@ -41,13 +44,7 @@ _OPERATIONS: dict[str, Operation] = {
     "delete": _delete,
 }
 _PASSING: list[Trouble] = [
-    Answer(500, "InternalError"),
-    Answer(502),
-    Answer(503, "SlowDown"),
-    Answer(429),
-    Answer(408),
-    "hang",
-    "drop",
+    *(Answer(500, "InternalError"), Answer(502), Answer(503, "SlowDown"), Answer(429), Answer(408), "hang", "drop"),
 ]
 
 
@@ -67,6 +64,12 @@ def timeout(request: pytest.FixtureRequest) -> float:
 @pytest.fixture
 def store(bucket: FakeBucket, timeout: float) -> CloudStore:
     return CloudStore(_URL, options=bucket.s3_options, timeout_seconds=timeout)
+
+
+def _open(bucket: FakeBucket, scheme: str) -> CloudStore:
+    azure = {"account_name": "nobody", "access_key": "aGVsbG8=", "endpoint": bucket.endpoint}
+    options = {"s3": bucket.s3_options, "gs": bucket.google_options, "az": azure}[scheme]
+    return CloudStore(f"{scheme}://bucket/prefix", options=options, timeout_seconds=_LONG)
 
 
 def _fails(operation: Operation, store: Store) -> ObjbufError:
@@ -155,7 +158,7 @@ def test_a_refusal_is_permanent_and_says_why(
     assert len(bucket.requests) == (2 if name == "delete" else 1)  # in bulk, then by itself
 
 
-@pytest.mark.parametrize("name", sorted(_OPERATIONS.keys() - {"head", "put if version"}))
+@pytest.mark.parametrize("name", sorted(_OPERATIONS.keys() - {"head"}))
 def test_a_missing_bucket_is_no_missing_object(store: CloudStore, bucket: FakeBucket, name: str) -> None:
     bucket.fail(Answer(404, "NoSuchBucket"))
 
@@ -171,6 +174,70 @@ def test_a_missing_object_is_not_found(store: CloudStore, bucket: FakeBucket, na
 
     assert isinstance(error, NotFound)
     assert error.path == "object"
+
+
+@pytest.mark.parametrize("name", sorted(_OPERATIONS.keys() - {"head"}))
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_another_404_is_no_missing_object(bucket: FakeBucket, scheme: str, name: str) -> None:
+    bucket.fail(Answer(404, "XAdminUserNotFound"))
+
+    error = _fails(_OPERATIONS[name], _open(bucket, scheme))
+
+    assert type(error) is StorageError
+    assert "XAdminUserNotFound" in str(error)
+
+
+@pytest.mark.parametrize("name", ["put", "put if absent"])
+def test_a_put_does_not_find_its_object_missing(store: CloudStore, bucket: FakeBucket, name: str) -> None:
+    bucket.fail(Answer(404, "NoSuchKey"))
+
+    assert type(_fails(_OPERATIONS[name], store)) is StorageError
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_put_that_finds_its_version_gone_is_a_conflict(bucket: FakeBucket, scheme: str) -> None:
+    bucket.fail(Answer(404, "NoSuchKey"))
+
+    assert _open(bucket, scheme).put("object", b"", if_version="1") == Conflict()
+
+
+@pytest.mark.parametrize(("code", "kind"), [("BlobNotFound", NotFound), ("ContainerNotFound", StorageError)])
+def test_azure_has_words_of_its_own(bucket: FakeBucket, code: str, kind: type[ObjbufError]) -> None:
+    bucket.fail(Answer(404, code))
+
+    assert type(_fails(_OPERATIONS["get"], _open(bucket, "az"))) is kind
+
+
+@pytest.mark.timeout(1800)  # the server may have to be built
+@pytest.mark.parametrize("name", sorted(_OPERATIONS.keys() - {"head"}))
+def test_a_wrong_access_key_is_no_empty_buffer(real_s3: S3Location, name: str) -> None:
+    place = real_s3.fresh()
+    store = CloudStore(place.url, options={**place.options, "access_key_id": "nobody"}, timeout_seconds=_LONG)
+
+    error = _fails(_OPERATIONS[name], store)
+
+    assert type(error) is StorageError
+    assert "access key" in str(error).lower()
+
+
+@pytest.mark.parametrize("name", sorted(_OPERATIONS.keys() - {"head"}))
+def test_a_404_without_a_word_is_no_missing_object(trusting_s3: S3Location, name: str) -> None:
+    with proxied(trusting_s3) as proxy:
+        proxy.spoil = lambda request: 404
+        store = CloudStore(proxy.location.url, options=proxy.location.options, timeout_seconds=_LONG)
+
+        assert type(_fails(_OPERATIONS[name], store)) is StorageError
+
+
+@pytest.mark.parametrize("name", sorted(_OPERATIONS.keys() - {"head"}))
+def test_a_page_of_a_proxy_is_no_missing_object(bucket: FakeBucket, name: str) -> None:
+    with telltale(404, "page with a title") as server:
+        store = CloudStore(_URL, options={**bucket.s3_options, "endpoint": server}, timeout_seconds=_LONG)
+
+        error = _fails(_OPERATIONS[name], store)
+
+    assert type(error) is StorageError
+    assert "404 Not Found: SignatureDoesNotMatch" in str(error)
 
 
 @pytest.mark.parametrize("status", [409, 412])
@@ -283,8 +350,8 @@ def test_a_password_in_the_endpoint_is_not_told(bucket: FakeBucket) -> None:
 
 
 @pytest.fixture
-def google(bucket: FakeBucket, timeout: float) -> CloudStore:
-    return CloudStore("gs://bucket/prefix", options=bucket.google_options, timeout_seconds=timeout)
+def google(bucket: FakeBucket) -> CloudStore:
+    return _open(bucket, "gs")
 
 
 def test_google_compares_generations(google: CloudStore) -> None:

@@ -10,6 +10,7 @@ bytes and a checksum that did not belong together.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +32,10 @@ REGION = "us-east-1"
 ACCESS_KEY_ID = "test"
 SECRET_ACCESS_KEY = "test-secret-key"  # noqa: S105, tests look for it where it must not be
 
-_MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
+_MODULE = f"github.com/versity/versitygw@{VERSION}"
+_COMMAND = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
 _REPOSITORY = Path(__file__).parents[2]
+_PROBE_SECONDS = 30
 _BUILD_SECONDS = 1500
 _START_SECONDS = 60
 _STARTS = 5
@@ -58,18 +62,46 @@ def build(directory: Path | None = None) -> Path:
     if go is None:
         raise Unavailable("versitygw is built by Go, which is not here")
     target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target.with_name(f".{target.name}.lock"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # others wait, and then find what is built here
+        if not target.exists():
+            _build(go, target)
+    return target
+
+
+def _build(go: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as place:
         # Without cgo, no C compiler is needed; without symbols, linking is quicker.
         given = {**os.environ, "GOBIN": place, "CGO_ENABLED": "0"}
-        command = [go, "install", "-ldflags=-s -w", _MODULE]
-        try:
-            subprocess.run(
-                command, env=given, cwd=place, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=True
-            )
-        except subprocess.SubprocessError as error:
-            raise Unavailable(f"{_MODULE} could not be built: {getattr(error, 'stderr', None) or error}") from error
+        _run([go, "list", "-m", _MODULE], given, place, _PROBE_SECONDS)  # whoever is offline hears so soon
+        _run([go, "install", "-ldflags=-s -w", _COMMAND], given, place, _BUILD_SECONDS)
         os.replace(Path(place) / "versitygw", target)  # whole, or not there
-    return target
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str], directory: str, seconds: float) -> None:
+    """Run it, or raise Unavailable with what it said. What it started ends with it."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = str(process.wait(seconds))
+        except subprocess.TimeoutExpired:
+            status = f"no end after {seconds} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if status != "0":
+            said.seek(0)
+            text = said.read().decode(errors="replace").strip()
+            raise Unavailable(f"versitygw could not be built, {' '.join(command[1:3])}: {status}: {text[-2000:]}")
 
 
 def _tools() -> Path:
@@ -91,7 +123,11 @@ class Server:
 
 @contextlib.contextmanager
 def serving(binary: Path) -> Iterator[Server]:
-    """A server on the loopback for as long as the context lasts, or this process: nothing is left, however it ends."""
+    """A server on the loopback for as long as the context lasts, or this process: nothing is left, however it ends.
+
+    Raises Unavailable where its directory would have no extended attributes.
+    """
+    _check_attributes()
     command = [sys.executable, "-m", "tests.support.versitygw", "--serve", str(binary)]
     with subprocess.Popen(
         command,
@@ -112,11 +148,25 @@ def serving(binary: Path) -> Iterator[Server]:
             keeper.wait()
 
 
+def _check_attributes() -> None:
+    with tempfile.TemporaryDirectory(prefix="objbuf-s3-") as directory:
+        try:
+            os.setxattr(directory, "user.objbuf", b"1")
+        except OSError as error:
+            raise Unavailable(
+                f"versitygw keeps ETags in extended attributes, which {tempfile.gettempdir()} does not take: "
+                f"set TMPDIR to a directory on another file system ({error.strerror})"
+            ) from error
+
+
 def _keep(binary: str) -> None:
     """Run the server until stdin closes, which it does when whoever started this is gone; then clean up."""
     with tempfile.TemporaryDirectory(prefix="objbuf-s3-") as directory:
         Path(directory, BUCKET).mkdir()  # a directory is a bucket
         keys = {"ROOT_ACCESS_KEY": ACCESS_KEY_ID, "ROOT_SECRET_KEY": SECRET_ACCESS_KEY}
+        mark = Path(directory, f"mark-{uuid.uuid4().hex}", "of-ours")  # in a bucket of its own
+        mark.parent.mkdir()
+        mark.touch()
         for _ in range(_STARTS):
             port = _free_port()
             log = Path(directory, ".log")
@@ -129,7 +179,8 @@ def _keep(binary: str) -> None:
                     stderr=subprocess.STDOUT,
                 )
             try:
-                if _answers(server, port):
+                if answers(server, port, mark):
+                    shutil.rmtree(mark.parent)
                     print(port, server.pid, directory, flush=True)
                     _wait(server)
                     return
@@ -146,16 +197,34 @@ def _free_port() -> int:
         return port
 
 
-def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether it listens in time. It does not if somebody else was given its port meanwhile."""
-    deadline = time.monotonic() + _START_SECONDS
+def answers(server: subprocess.Popen[bytes], port: int, mark: Path, *, seconds: float = _START_SECONDS) -> bool:
+    """Whether it listens in time and shows this file, by its directory as the bucket.
+
+    Somebody else may have been given its port meanwhile, and would be taken for it as long as it tries to start.
+    """
+    deadline = time.monotonic() + seconds
     while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            time.sleep(0.1)
-            return server.poll() is None
+        if _shows(port, mark):
+            return True
         time.sleep(0.05)
     return False
+
+
+def _shows(port: int, mark: Path) -> bool:
+    from objbuf_dagster.errors import ObjbufError
+    from objbuf_dagster.store import CloudStore
+
+    options = {
+        "endpoint": f"http://127.0.0.1:{port}",
+        "region": REGION,
+        "access_key_id": ACCESS_KEY_ID,
+        "secret_access_key": SECRET_ACCESS_KEY,
+    }
+    store = CloudStore(f"s3://{mark.parent.name}", options=options, timeout_seconds=5)
+    try:
+        return any(info.path == mark.name for info in store.list())
+    except ObjbufError:
+        return False
 
 
 def _wait(server: subprocess.Popen[bytes]) -> None:
