@@ -21,7 +21,9 @@ _AT_ONCE = 500
 
 
 def last_batch(planned: RangeObject) -> str:
-    return planned.batches[-1].descriptor.location
+    """Its location, as text that any browser can bear: what can be fetched has no backslash, so no two are alike."""
+    location = planned.batches[-1].descriptor.location
+    return location if location.isprintable() else ascii(location)[1:-1]
 
 
 def materialised(

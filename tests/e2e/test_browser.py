@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from objbuf_dagster.protocol import Metadata
+from objbuf_dagster.ranges import SequenceRange
 from tests.e2e.browsing import browser, page_at
 from tests.e2e.deployment import CHECKS, Deployment
 from tests.e2e.running import PATIENCE_SECONDS
+from tests.support.buffers import append, put_batch
 
 pytestmark = pytest.mark.timeout(1800)
 
 SENSOR = "/locations/objbuf/sensors/buffer_sensor"
 NUMBERS = ("rows", "batches", "bytes", "files", "seconds", "MB/s", "lag_seconds")
 STATE = ("epoch", "frontier", "next_sequence", "queue_length", "lag_seconds", "in_flight", "failed_ranges")
+
+ODD = (
+    "\x1b[2J\x1b]0;title\x07\0\r\n\t\x7f\x9b31m",
+    "\u202ethgir ot tfel\u202c\u2028\ufeff",
+    "<b id=injected>bold</b><script>window.injected = 1</script><img src=x onerror='window.injected = 1'>",
+    "| a | b |\n| --- | --- |\n| **c** | [d](javascript:window.injected=1) |",
+)
+"""What moves cursors, turns text round, is markup or a table elsewhere; each is an entry and a part of the metadata."""
+ODD_LOCATION = "ingest/<b id=injected>|\u202e'\"<script>window.injected=1.batch"
+
+_METADATA = """query($partitions: [String!]) { assetNodeOrError(assetKey: {path: ["entries"]}) {
+    ... on AssetNode { assetMaterializations(partitions: $partitions) { metadataEntries { label
+        ... on TextMetadataEntry { text } ... on TableMetadataEntry { table { records } } } } } } }"""
 
 
 @pytest.fixture(scope="module")
@@ -120,4 +138,51 @@ def test_a_range_is_materialised_again_by_clicking(page: Page, deployed: Deploym
     assert dagster.frontier == frontier
     page.goto(f"/assets/entries?view=partitions&partition={key}")
     expect(page.get_by_text(f"View all historical events ({len(before) + 1})")).to_be_visible()
+    deployed.assert_exactly_once()
+
+
+def produced_oddly(deployed: Deployment) -> str:
+    """The partition of a batch that somebody who means harm has appended by hand. The ledgers know its entries."""
+    store = deployed.dagster.buffer_at.open()
+    put_batch(store, ODD_LOCATION, [text.encode() for text in ODD])
+    now = int(time.time() * 1000)
+    items = [Metadata(index, now, text.encode()) for index, text in enumerate(ODD)]
+    sequence = append(store, ODD_LOCATION, items)
+    ledger = deployed.place / f"odd-{len(deployed.ledgers)}"
+    ledger.write_text("".join(json.dumps([sequence, index, text]) + "\n" for index, text in enumerate(ODD)))
+    deployed.ledgers.append(ledger)
+    deployed.settle()
+    return SequenceRange(sequence, sequence).key
+
+
+def test_odd_entries_metadata_and_locations_are_plain_text_to_the_ui(page: Page, deployed: Deployment) -> None:
+    # given
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    key = produced_oddly(deployed)
+    # then: GraphQL gives text that any terminal and browser can bear
+    (event,) = deployed.dagster.query(_METADATA, partitions=[key])["assetNodeOrError"]["assetMaterializations"]
+    by_label = {entry["label"]: entry for entry in event["metadataEntries"]}
+    texts = [entry["text"] for entry in by_label.values() if "text" in entry]
+    preview = [json.loads(record) for record in by_label["preview"]["table"]["records"]]
+    values = [*texts, *(value for row in preview for value in row.values())]
+    assert [value for value in values if not value.isprintable()] == []
+    assert (
+        [row["entry"] for row in preview] == [row["_odb_metadata"] for row in preview] == [ascii(t)[1:-1] for t in ODD]
+    )
+    # and: a browser shows just that, as text
+    page.goto(f"/assets/entries?view=partitions&partition={key}")
+    expect(page.get_by_text("Materialized", exact=True)).to_be_visible()
+    cells = page.get_by_role("cell")
+    for row in preview:
+        for name in ("entry", "_odb_metadata", "_odb_data_path"):
+            expect(cells.get_by_text(row[name], exact=True).first).to_be_attached()
+    shown = cells.all_text_contents()
+    assert [text for text in shown if not text.isprintable()] == []
+    assert page.locator("#injected, td script, td b, td img, td a[href^='javascript']").count() == 0
+    assert page.evaluate("window.injected") is None
+    assert errors == []
+    # and: the page works as before, and so does the rest
+    page.goto("/assets/entries?view=partitions")
+    expect(page.get_by_title(key).first).to_be_visible()
     deployed.assert_exactly_once()

@@ -48,11 +48,17 @@ def other_rust_client(rust_program: Path, s3: S3Location) -> Iterator[RustClient
 
 
 @pytest.fixture(scope="session")
-def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Go producer, built. Skips, with what Go said, where its module cannot be had."""
+def go_environment() -> dict[str, str]:
+    """What go runs in, where there is one."""
     _need("go")
+    return _OUTSIDE
+
+
+@pytest.fixture(scope="session")
+def go_program(tmp_path_factory: pytest.TempPathFactory, go_environment: dict[str, str]) -> Path:
+    """The Go producer, built. Skips, with what Go said, where its module cannot be fetched, and for nothing else."""
     try:
-        return go_producer.build(tmp_path_factory.mktemp("go"), _OUTSIDE)
+        return go_producer.build(tmp_path_factory.mktemp("go"), go_environment)
     except go_producer.Unavailable as error:
         pytest.skip(f"the Go producer cannot be built, what it wrote is tested as recorded: {error}")
 

@@ -19,6 +19,8 @@ _SOURCE = Path(__file__).parent / "go"
 _RECORDED = Path(__file__).parent / "recorded"
 _SECONDS = 240
 
+MODULE = "github.com/opendata-oss/opendata-go"
+
 BY_US: list[Calls] = [[Call([b"ours 0", b""], b"us")], [Call([b"ours 1"]), Call([b"ours 2"], b"\0")]]
 BY_RUST: list[Calls] = [[Call([b"rust 0"], b"crab")], [Call([b"", b"rust 1"])]]
 IN_TURN: list[Calls] = [[Call([b"go 0", b""], b"gopher"), Call([b"go 1"])], [Call([b"go 2"], b"\xff")]]
@@ -101,30 +103,46 @@ def _listed(objects: Mapping[str, bytes]) -> list[dict[str, str]]:
 
 
 class Unavailable(Exception):
-    """The program cannot be built here. Carries what Go said."""
+    """The module cannot be fetched here. Carries what Go said."""
+
+
+class BuildFailed(Exception):
+    """The module is there, and the program cannot be built with it: a mistake of ours. Carries what Go said."""
 
 
 def build(folder: Path, environment: Mapping[str, str]) -> Path:
-    """The program, built in this folder, from a copy: go.sum and go.mod change as modules are fetched."""
+    """The program, built in this folder, from a copy: go.sum and go.mod change as modules are fetched.
+
+    Raises Unavailable if the module that it is about cannot be fetched, BuildFailed whatever else goes wrong.
+    """
     for name in ("go.mod", "main.go"):
         shutil.copy(_SOURCE / name, folder)
+    try:
+        _go(folder, environment, "mod", "download", MODULE)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{MODULE}: {error}") from None
+    except BuildFailed as error:
+        if f"{MODULE}@" in str(error):
+            raise Unavailable(str(error)) from None
+        raise
     program = folder / "producer"
     for arguments in (["mod", "tidy"], ["build", "-o", str(program), "."]):
-        try:
-            done = subprocess.run(
-                ["go", *arguments],  # noqa: S607
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise Unavailable(str(error)) from None
-        if done.returncode:
-            raise Unavailable(f"go {arguments[0]}: {done.stderr.strip()}")
+        _go(folder, environment, *arguments)
     return program
+
+
+def _go(folder: Path, environment: Mapping[str, str], *arguments: str) -> None:
+    done = subprocess.run(
+        ["go", *arguments],  # noqa: S607
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise BuildFailed(f"go {' '.join(arguments[:2])}: {done.stderr.strip()}")
 
 
 def produce(program: Path, batches: Sequence[Calls], compression: Compression, start: bytes | None) -> Objects:

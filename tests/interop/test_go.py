@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from objbuf_dagster.store import LocalStore, MemoryStore
 from tests.interop import go_producer
 from tests.interop.buffers import check_consumed, land_everything
 from tests.interop.cases import LARGE, SMALL, rows_of
-from tests.interop.go_producer import HELD, PRODUCED, Recording
+from tests.interop.go_producer import HELD, MODULE, PRODUCED, Recording
 from tests.spark.landing import rows_in
 
 pytestmark = pytest.mark.timeout(900)  # the last ones may build the producer
@@ -110,3 +111,39 @@ def test_go_writes_the_same_now_as_when_it_was_recorded(go_program: Path, name: 
 
     assert list(fresh.batches.values()) == list(recorded.wrote.batches.values())
     assert [len(data) for data in fresh.manifests] == [len(data) for data in recorded.wrote.manifests]
+
+
+# Only a module that cannot be fetched is a reason to skip the tests above.
+
+
+def modules_from(proxy: str, place: Path, environment: dict[str, str]) -> dict[str, str]:
+    """What go runs in if modules come from this proxy, without any that were fetched before."""
+    own = {"GOMODCACHE": str(place / "modules"), "GOFLAGS": "-modcacherw", "GOSUMDB": "off", "GOTOOLCHAIN": "local"}
+    return {**environment, **own, "GOPROXY": proxy}
+
+
+def test_a_module_that_cannot_be_fetched_is_unavailable(tmp_path: Path, go_environment: dict[str, str]) -> None:
+    for empty in ("proxy", "build"):
+        (tmp_path / empty).mkdir()
+
+    with pytest.raises(go_producer.Unavailable, match=MODULE):
+        go_producer.build(tmp_path / "build", modules_from((tmp_path / "proxy").as_uri(), tmp_path, go_environment))
+
+
+def test_a_program_that_does_not_fit_its_module_is_a_failure_and_no_skip(
+    tmp_path: Path, go_environment: dict[str, str]
+) -> None:
+    # given: a module that can be fetched, and has nothing of what the program uses
+    version = tmp_path / "proxy" / MODULE / "@v" / "v0.4.0"
+    version.parent.mkdir(parents=True)
+    described = f"module {MODULE}\n\ngo 1.26\n"
+    version.with_name("v0.4.0.info").write_text('{"Version": "v0.4.0"}')
+    version.with_name("v0.4.0.mod").write_text(described)
+    with zipfile.ZipFile(version.with_name("v0.4.0.zip"), "w") as archive:
+        archive.writestr(f"{MODULE}@v0.4.0/go.mod", described)
+        for package in ("buffer", "objstore"):
+            archive.writestr(f"{MODULE}@v0.4.0/{package}/empty.go", f"package {package}\n")
+    (tmp_path / "build").mkdir()
+
+    with pytest.raises(go_producer.BuildFailed, match=r"main\.go"):
+        go_producer.build(tmp_path / "build", modules_from((tmp_path / "proxy").as_uri(), tmp_path, go_environment))

@@ -1,7 +1,8 @@
 """Hostile inputs to order: which one it is follows from seed, target and number alone, so that any can be made again.
 
 Valid values, from the vectors and made here, are damaged as bytes (tests/protocol/hostile.py), as numbers in their
-length fields, and, where they are JSON, as text: things that a JSON library would not write.
+length fields, and, where they are JSON, as text: things that a JSON library would not write. Export requests of
+OpenTelemetry are also valid ones with odd values in any field, and such as no library would write either.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ import random
 import re
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from objbuf_dagster.buffer.retention import Mark, Retention
+from objbuf_dagster.decode import Envelope, Signal
+from objbuf_dagster.decode.requests import official
 from objbuf_dagster.orchestration.cursor import Cursor
 from objbuf_dagster.protocol import BatchDescriptor, Compression, Manifest, Metadata, PlannedBatch, RangeObject
 from objbuf_dagster.protocol import batch as batches
 from objbuf_dagster.protocol.blocks import encode_block
 from objbuf_dagster.ranges import SequenceRange
+from tests.decode.messages import field, log_entry, nested_value, varint
 from tests.protocol.batches import VECTORS, footer, framings, some_records, zstd
 from tests.protocol.hostile import damaged, damaged_json
 from tests.protocol.manifests import filled, vectors
@@ -42,6 +49,7 @@ ODD_TEXTS = (
 )
 """Locations and keys that somebody would choose who means harm."""
 
+_SHORT_TEXTS = [text for text in ODD_TEXTS if len(text) < 100]
 _EDGES_U16 = (0, 1, 0x7FFF, 0x8000, 0xFFFE, 0xFFFF)
 _EDGES_U32 = (0, 1, 3, 4, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFB, 0xFFFF_FFFF)
 _EDGES_U64 = (0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1)
@@ -52,6 +60,24 @@ _TOKENS = (
     *('"\\ud800"', '"\\u0000"', '"\\u001b[2J"', '"\\u202e"', '"\\n"', '"\x1b"', '"' + "x" * 70_000 + '"', "[[]]"),
 )
 _TOKEN = re.compile(rb'-?\d+(?:\.\d+)?|"(?:[^"\\]|\\.)*"|null|true|false')
+OTLP_ENTRIES = 16
+"""At most, in one input."""
+_NO_PAYLOAD = 255  # where the length of an envelope would be: the entry has none at all
+_FIELD_VALUES: dict[int, tuple[Any, ...]] = {
+    FieldDescriptor.TYPE_STRING: (*_SHORT_TEXTS, "service.name", "$", "$bytes", "\ufffe", "x" * 300),
+    FieldDescriptor.TYPE_BYTES: (b"", b"\0", bytes(16), b"\xff" * 8, b"\x1b[2J" * 9),
+    FieldDescriptor.TYPE_BOOL: (False, True),
+    FieldDescriptor.TYPE_DOUBLE: (0.0, -0.0, 0.1, 1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
+    FieldDescriptor.TYPE_FIXED64: _EDGES_U64,
+    FieldDescriptor.TYPE_UINT64: _EDGES_U64,
+    FieldDescriptor.TYPE_INT64: (0, 1, -1, -(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_SFIXED64: (0, 1, -1, -(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT32: _EDGES_U32,
+    FieldDescriptor.TYPE_FIXED32: _EDGES_U32,
+    FieldDescriptor.TYPE_INT32: (0, 1, -1, -(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_SINT32: (0, 1, -1, -(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_ENUM: (0, 1, 2, 77, -1, 2**31 - 1),
+}
 _DEPTHS = (500, 950, 970, 990, 1_000, 3_000, 100_000)
 
 
@@ -86,6 +112,91 @@ def _key(rng: random.Random) -> bytes:
     start = rng.choice((*_EDGES_U64, rng.randrange(10**6)))
     key = f"{start:012d}-{start + rng.choice((0, 1, 99)):012d}".encode()
     return damaged(rng, [key]) if rng.random() < 0.8 else key
+
+
+def _otlp(rng: random.Random) -> bytes:
+    """Entries with their envelopes, which are decoded together: see `otlp_entries`."""
+    data = b""
+    for _ in range(rng.randint(1, OTLP_ENTRIES)):
+        signal = rng.choice(list(Signal))
+        payload, entry = _envelope(rng, signal), _entry(rng, signal)
+        data += struct.pack("<BI", _NO_PAYLOAD if payload is None else len(payload), len(entry))
+        data += (payload or b"") + entry
+    return data
+
+
+def otlp_entries(data: bytes) -> list[tuple[bytes | None, bytes]]:
+    """Envelope, if there is one, and entry, of each."""
+    found: list[tuple[bytes | None, bytes]] = []
+    at = 0
+    while at < len(data):
+        envelope, entry = struct.unpack_from("<BI", data, at)
+        begin = at + struct.calcsize("<BI")
+        middle = begin + (0 if envelope == _NO_PAYLOAD else envelope)
+        at = middle + entry
+        found.append((None if envelope == _NO_PAYLOAD else data[begin:middle], data[middle:at]))
+    return found
+
+
+def _entry(rng: random.Random, signal: Signal) -> bytes:
+    kind = rng.random()
+    if kind < 0.2:
+        return _request(rng, signal)
+    if kind < 0.35:
+        return rng.choice(_NO_LIBRARYS)(rng)
+    return _with_edges(rng, rng.choice(_requests())) if kind < 0.5 else damaged(rng, _requests())
+
+
+def _envelope(rng: random.Random, signal: Signal) -> bytes | None:
+    kind = rng.random()
+    right = Envelope(signal, rng.choice((0, 0, 255))).to_bytes()
+    if kind < 0.5:
+        return right
+    if kind < 0.6:
+        return None
+    if kind < 0.8:
+        return bytes(rng.choice((0, 1, 2, 3, 4, 27, 255)) for _ in range(4))
+    return rng.choice((right[:3], right + b"\0", b"", rng.randbytes(rng.randrange(_NO_PAYLOAD)), b"\x1b[2J\n" * 40))
+
+
+def _request(rng: random.Random, signal: Signal) -> bytes:
+    """Valid, with an odd value in any field."""
+    message = official(signal)()
+    _fill(rng, message, 0)
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _fill(rng: random.Random, message: Any, depth: int) -> None:
+    for each in message.DESCRIPTOR.fields:
+        if depth > 2 and rng.random() < (0.95 if depth > 12 else 0.4):
+            continue
+        values = _FIELD_VALUES.get(each.type)
+        held = getattr(message, each.name)
+        if values is not None and each.is_repeated:
+            held.extend(rng.choice(values) for _ in range(rng.randrange(4)))
+        elif values is not None:
+            setattr(message, each.name, rng.choice(values))
+        elif each.is_repeated:
+            for _ in range(rng.randint(depth < 3, 2)):
+                _fill(rng, held.add(), depth + 1)
+        else:
+            held.SetInParent()
+            _fill(rng, held, depth + 1)
+
+
+_NO_LIBRARYS: tuple[Callable[[random.Random], bytes], ...] = (
+    lambda rng: log_entry(field(5, nested_value(rng.choice((40, 47, 48, 49, 50, 1_000))))),
+    lambda rng: log_entry(field(6, field(1, b"k") + field(2, nested_value(rng.choice((40, 47, 48, 49, 50, 1_000)))))),
+    lambda rng: field(1, b"") * rng.choice((1, 100)),
+    lambda rng: log_entry(*[b""] * rng.choice((1, 100))),
+    lambda rng: log_entry(field(rng.choice((3, 5, 6, 9, 12)), rng.choice(_SHORT_TEXTS).encode("utf-16"))),
+    lambda rng: field(1, field(2, field(2, field(rng.randrange(1, 14), rng.randbytes(rng.randrange(40)))))),
+    lambda rng: varint(rng.choice(_EDGES_U32[1:]) << 3 | rng.randrange(8)) + varint(rng.choice(_EDGES_U64)),
+    lambda rng: bytes((0x0A, *b"\xff" * rng.randrange(12))) + rng.randbytes(rng.randrange(20)),
+    lambda rng: b"\x0b" * rng.choice((1, 99, 101, 5_000)) + b"\x0c" * rng.choice((0, 99, 5_000)),
+)
+"""Entries with too deep a value, nothing but empty messages, text that is none, lengths beyond the end, open groups."""
 
 
 def _json(rng: random.Random, valid: Sequence[bytes]) -> bytes:
@@ -205,6 +316,12 @@ def _batches() -> tuple[list[bytes], list[bytes]]:
 
 
 @functools.cache
+def _requests() -> list[bytes]:
+    rng = _chance()
+    return [_request(rng, signal) for signal in Signal for _ in range(8)]
+
+
+@functools.cache
 def _ranges() -> list[bytes]:
     rng = _chance()
     found = []
@@ -248,5 +365,6 @@ _MAKERS: dict[str, Callable[[random.Random], bytes]] = {
     "sensor cursor": lambda rng: _json(rng, _cursors()),
     "retention object": lambda rng: _json(rng, _retentions()),
     "partition key": _key,
+    "OTLP entries": _otlp,
 }
 TARGETS = tuple(_MAKERS)

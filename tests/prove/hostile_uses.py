@@ -6,10 +6,12 @@ import contextlib
 import io
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from objbuf_dagster.buffer.fetch import FetchHandle, check_location
 from objbuf_dagster.buffer.retention import Retention
+from objbuf_dagster.decode import Envelope, OtlpLogs, OtlpMetrics, OtlpTraces, Signal, Undecodable
 from objbuf_dagster.errors import InvalidInput, ObjbufError
 from objbuf_dagster.orchestration.cursor import Cursor
 from objbuf_dagster.protocol import (
@@ -28,10 +30,13 @@ from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.ranges.ledger import compare_locations
 from objbuf_dagster.spark.pages import EntriesFile
 from objbuf_dagster.store import MemoryStore
-from tests.prove.hostile_inputs import BUFFER
+from tests.decode.messages import decoded, entries_batch
+from tests.prove.hostile_inputs import BUFFER, otlp_entries
 
 MAX_BATCH_BYTES = 1 << 20
 """What a batch may have once decompressed: its decoders get this limit, so that the memory bound means something."""
+
+OTLP = (OtlpLogs(), OtlpMetrics(), OtlpTraces())
 
 _LONGEST_MESSAGE = 1_000
 _NOTHING = FetchHandle(MemoryStore())
@@ -55,10 +60,13 @@ class _Attempts:
 
 def check_message(error: ObjbufError) -> None:
     """An error is one line that any terminal and database can bear, whatever the input was."""
-    text = str(error)
-    assert text, "an error without a message"
-    assert len(text) <= _LONGEST_MESSAGE, f"a message of {len(text)} characters: {text[:200]!r}"
-    assert text.isprintable(), f"a message that does not print: {text!r}"
+    _check_line(str(error), "a message")
+
+
+def _check_line(text: str, what: str) -> None:
+    assert text, f"{what} without a word"
+    assert len(text) <= _LONGEST_MESSAGE, f"{what} of {len(text)} characters: {text[:200]!r}"
+    assert text.isprintable(), f"{what} that does not print: {text!r}"
 
 
 def use_manifest(data: bytes) -> bool:
@@ -211,6 +219,46 @@ def use_key(data: bytes) -> bool:
     return not attempts.refused
 
 
+def use_otlp(data: bytes) -> bool:
+    """Decoded as each signal, with its right envelope and with the one that came: rows or one failure, and no error."""
+    attempts = _Attempts()
+    right = [Envelope(decoder.signal).to_bytes() for decoder in OTLP]
+    entries: list[bytes] = []
+    payloads: list[bytes | None] = []
+    signals: list[Signal | None] = []  # of each, None where the envelope must be refused
+    for payload, entry in otlp_entries(data):
+        signal = None
+        with attempts.of(Undecodable):
+            signal = Envelope.parse(payload).signal
+        entries += [entry] * (len(right) + 1)
+        payloads += [*right, payload]
+        signals += [*(decoder.signal for decoder in OTLP), signal]
+    batch = entries_batch(entries, payloads)
+    given = batch.to_pylist()
+    taken = 0
+    for decoder in OTLP:
+        rows, failures = decoded(decoder, batch)
+        for one in (*rows, *failures):
+            whence = given[one["_odb_sequence"] - given[0]["_odb_sequence"]]
+            assert all(one[name] == whence[name] for name in whence if name in one), "not where it came from"
+        for failure in failures:
+            _check_line(failure["reason"], "a reason")
+        failed, gave = (
+            Counter(one["_odb_sequence"] - given[0]["_odb_sequence"] for one in x) for x in (failures, rows)
+        )
+        assert failed.total() == len(failed), "an entry failed twice"
+        assert not failed.keys() & gave.keys(), "an entry failed and gave rows"
+        assert not [at for at in (*failed, *gave) if signals[at] not in (None, decoder.signal)], "another's was taken"
+        refused = {at for at, signal in enumerate(signals) if signal is None}
+        assert refused <= failed.keys(), "an envelope was guessed"
+        for at in {*range(len(entries))} - refused:
+            twin = at - at % (len(right) + 1) + OTLP.index(decoder)  # the same entry, with the right envelope
+            if signals[at] is decoder.signal:
+                assert (failed[at], gave[at]) == (failed[twin], gave[twin]), "not the same twice"
+        taken += sum(at % (len(right) + 1) == len(right) for at in gave)
+    return taken > 0
+
+
 USES: dict[str, Callable[[bytes], bool]] = {
     "manifest": use_manifest,
     "batch": use_batch,
@@ -218,5 +266,6 @@ USES: dict[str, Callable[[bytes], bool]] = {
     "sensor cursor": use_cursor,
     "retention object": use_retention,
     "partition key": use_key,
+    "OTLP entries": use_otlp,
 }
-"""Whether all of it was accepted. AssertionError, or any error but ours, is a finding."""
+"""Whether all of it was accepted, or of entries any. AssertionError, or any error but ours, is a finding."""

@@ -1,8 +1,9 @@
 """Every request of a landing to its bucket goes wrong once, in every way: the table's files, its log, its commits.
 
 The same small pipeline, with its table behind an S3 server. What goes wrong is what a server or the way to it does:
-nothing was done and nobody knows why (503), it was refused (403), or it was done and the answer was lost. So a process
-that dies before its commit, or between the commit and hearing of it, is among them.
+nothing was done and nobody knows why (503), it was refused (403), it was done and the answer was lost, it was done
+twice, or it was done after the client was told that it failed: before whatever the client does about that, or after. So
+a process that dies before its commit, or between the commit and hearing of it, is among them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tests.support.faults import AT_ONCE
 from tests.support.proxy import Request, Spoiling, proxied
 from tests.support.s3 import S3Location, s3_server
 
-WAYS: tuple[Spoiling, ...] = (503, 403, "lost")
-FEW = 5
+WAYS: tuple[Spoiling, ...] = (503, 403, "lost", "twice", "late", "overdue")
+FEW = 10
 """Requests that are tried at the small size."""
 
 _QUICK = RetryPolicy(attempts=1, base_seconds=0.001, cap_seconds=0.001)
@@ -44,7 +45,7 @@ def run(location: S3Location, number: int | None, way: Spoiling) -> Trial:
     with proxied(location) as proxy:
         proxy.spoil = lambda request: way if len(proxy.requests) == number else None
         table = LakeTable(proxy.location.url, options=proxy.location.options, retry=_QUICK)
-        pipeline = SmallPipeline(World(truth), table, {}, AT_ONCE)
+        pipeline = SmallPipeline(World(truth), table, {}, AT_ONCE, also_late=proxy.deliver)
         errors, wrongs = pipeline.run(pipeline.landing_steps())
         return Trial(pipeline, list(proxy.requests), errors, wrongs)
 
@@ -71,7 +72,8 @@ def prove(size: Size) -> Iterator[Proof]:
                 whats["commits" if is_commit else f"other {request.method}s"] += 1
     counts = ", ".join(f"{count} {what}" for what, count in sorted(whats.items()))
     proof.notes.append(
-        f"{requests} requests, answered by 503, by 403 or not at all: {counts}; {errors} runs met an error"
+        f"{requests} requests, answered by 503, by 403 or not at all, done twice or late: {counts}; "
+        f"{errors} runs met an error"
     )
     yield proof
 

@@ -184,7 +184,11 @@ def _large_batch(size: Size, spark: SparkSession, folder: Path) -> Proof:
 
 
 def _produce(url: str, ledger: Path, calls: int) -> None:
-    """One producer's process: into the ledger goes what is durable; to stdout, when, and how many conflicts it met."""
+    """One producer's process: into the ledger goes what is durable; to stdout, when, and how many conflicts it met.
+
+    It ends early, and fails, if whoever started it is gone: tests that are killed leave nothing.
+    """
+    parent = os.getppid()
     metrics = Metrics()
     started = time.time()
     open_calls: deque[tuple[WriteHandle, list[str]]] = deque()
@@ -199,6 +203,8 @@ def _produce(url: str, ledger: Path, calls: int) -> None:
 
         with Producer(open_store(url), flush_interval=0.05, metrics=metrics) as producer:
             for number in range(calls):
+                if os.getppid() != parent:
+                    sys.exit(f"producer {ledger.name}: nobody is there any more to read what it tells")
                 texts = [f"{ledger.name} {number * _CALL_ENTRIES + one}" for one in range(_CALL_ENTRIES)]
                 open_calls.append((producer.produce([text.encode() for text in texts], b"load"), texts))
                 write_down(_OPEN_CALLS)

@@ -82,12 +82,19 @@ class World:
 
 @dataclass(slots=True)
 class SmallPipeline:
-    """One run of it in `world`, by way of `table`, through faults that `script` says. `heal` ends them."""
+    """One run of it in `world`, by way of `table`, through faults that `script` says. `heal` ends them.
+
+    lateness: how many more attempts at steps end before a call that is overdue is done. With 0 that is when the one
+        that made it has ended, so before anybody does something about its failure.
+    also_late: does what is overdue elsewhere, at the same time.
+    """
 
     world: World
     table: LakeTable
     script: Script
     policy: RetryPolicy
+    lateness: int = 0
+    also_late: Callable[[], None] = lambda: None
     told: list[Entry] = field(default_factory=list)
     sent: set[str] = field(default_factory=set)
     doubtful: int = 0
@@ -96,6 +103,7 @@ class SmallPipeline:
     _epochs: list[int] = field(default_factory=list)
     _materialised: set[SequenceRange] = field(default_factory=set)
     _waited: set[str] = field(default_factory=set)
+    _waiting: int = 0
     _stores: list[FaultStore] = field(default_factory=list)
     _buffer: Store = field(init=False)
 
@@ -111,6 +119,20 @@ class SmallPipeline:
         for store in self._stores:
             store.script = {}
 
+    def _end_attempt(self) -> None:
+        """What is overdue has waited for one more attempt, and is done if that is enough."""
+        waits = any(store.overdue for store in self._stores)
+        if waits and self._waiting < self.lateness:
+            self._waiting += 1
+        else:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Whatever is overdue is done now."""
+        for store in self._stores:
+            store.deliver()
+        self.also_late()
+
     def run(self, steps: Sequence[Step]) -> tuple[list[ObjbufError], list[str]]:
         """These, to the end: what fails is healed and done again. Gives the errors, and what may not have been."""
         errors: list[ObjbufError] = []
@@ -121,14 +143,18 @@ class SmallPipeline:
                     step()
                 except ObjbufError as error:
                     errors.append(error)
+                    self._end_attempt()
                     wrongs += self.world.wrongs()
                     self.heal()
                 else:
+                    self._end_attempt()
                     break
             else:
                 wrongs.append(f"{name} fails for good: {errors[-1]}")
             wrongs += self.world.wrongs()
         self.heal()
+        self.deliver()
+        wrongs += self.world.wrongs()
         for _, step in self.settle():
             step()
         wrongs += self.world.wrongs()

@@ -3,7 +3,8 @@
 A run without faults counts the calls. Then there is a run for each of them, each way in which it can go wrong, and each
 policy of retries: the error that comes out, if any, must be ours; at once, and after every further step, the frontier
 may have passed only what landed, and nothing that is named may be deleted; and in the end the table must have what the
-producers were told.
+producers were told. Writes and deletes also arrive late: after their client gave up or repeated them, before and after
+the recovery from that.
 """
 
 from __future__ import annotations
@@ -31,18 +32,24 @@ Kind = Literal["fail", "lost", "twice", "unavailable", "late"]
 """As in `faults.Fault`; `late`: another producer appends before the call is done."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+LATENESS = (0, 1, 4)
+"""How many more attempts at steps end before a write arrives whose client gave up: none, so before the recovery; that
+of the recovery; several, among them other owners' and producers'."""
+
 POLICIES = {"repeated": AT_ONCE, "not repeated": RetryPolicy(attempts=1)}
 
 _TOLD = 5
+_FEW_LATE = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The call that goes wrong, from 1, how, and whether the store's client repeats it."""
+    """The call that goes wrong, from 1, how, and whether the store's client repeats it; how late an overdue one is."""
 
     call: int
-    kind: Kind
+    kind: Kind | Literal["overdue"]
     policy: str
+    lateness: int = 0
 
 
 class Strike:
@@ -84,7 +91,11 @@ def run(point: Point | None, lake: Path) -> Trial:
     """The whole pipeline, with this fault or none, on to its end."""
     strike = Strike(point)
     pipeline = SmallPipeline(
-        World(LakeTable(lake)), LakeTable(lake), strike, POLICIES[point.policy] if point else AT_ONCE
+        World(LakeTable(lake)),
+        LakeTable(lake),
+        strike,
+        POLICIES[point.policy] if point else AT_ONCE,
+        point.lateness if point else 0,
     )
     strike.pipeline = pipeline
     errors, wrongs = pipeline.run(pipeline.steps())
@@ -116,13 +127,27 @@ def points(size: Size) -> list[Point]:
     return size.pick([*sure, *size.chance("store calls").sample(others, len(sure))], every)
 
 
+def late_points(size: Size) -> list[Point]:
+    """Every put and delete, overdue by each lateness; small, a few, the manifest's among them."""
+    writes = [number for number, call in enumerate(calls(), 1) if call.method in ("put", "delete")]
+    every = [
+        Point(number, "overdue", policy, lateness) for number in writes for policy in POLICIES for lateness in LATENESS
+    ]
+    return size.pick(size.chance("overdue calls").sample(every, _FEW_LATE), every)
+
+
 def prove(size: Size) -> Iterator[Proof]:
-    proof = Proof("a store call goes wrong (produce, plan, land, ack, gc)", "points")
+    yield _try_all(Proof("a store call goes wrong (produce, plan, land, ack, gc)", "points"), points(size))
+    yield from lake_requests.prove(size)
+    yield _try_all(Proof("a write arrives after its client gave up or repeated it", "points"), late_points(size))
+
+
+def _try_all(proof: Proof, tried: list[Point]) -> Proof:
     kinds: Counter[str] = Counter()
     methods: Counter[str] = Counter()
     errors = doubtful = repeated = 0
     with timed(proof), _quiet():
-        for point in points(size):
+        for point in tried:
             with _folder() as folder:
                 try:
                     trial = run(point, folder / "lake")
@@ -143,8 +168,7 @@ def prove(size: Size) -> Iterator[Proof]:
         f"{errors} runs met an error; {repeated} produce calls were surely not durable and repeated, "
         f"{doubtful} were in doubt and not repeated"
     )
-    yield proof
-    yield from lake_requests.prove(size)
+    return proof
 
 
 @contextlib.contextmanager

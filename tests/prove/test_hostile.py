@@ -7,17 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from objbuf_dagster.buffer import Consumer
 from objbuf_dagster.buffer.gc import GarbageCollector
 from objbuf_dagster.errors import BufferReplaced, CorruptData, NotFound
+from objbuf_dagster.orchestration import BufferResource, SensorSettings
 from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.protocol.ulid import new_ulid
 from objbuf_dagster.ranges import Limits, RangeLedger, plan
 from objbuf_dagster.ranges.planner import check_against
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
-from tests.prove.hostile import SHARES, prove, try_some
+from tests.orchestration.deployments import deployment, failure_of
+from tests.prove.hostile import SHARES, prove, some, try_some
 from tests.prove.hostile_inputs import ODD_TEXTS, TARGETS, input_of
 from tests.prove.hostile_uses import check_message
 from tests.prove.proof import SEED, SMALL
@@ -49,7 +52,7 @@ def test_every_target_has_its_share_and_a_number_names_an_input() -> None:
 def test_every_target_takes_some_inputs_and_refuses_others() -> None:
     """Else the fuzzer would knock at a door that never opens."""
     for target in TARGETS:
-        tried = try_some(SEED, target, 0, 400)
+        tried = try_some(SEED, target, 0, 2 * some(target))
 
         assert tried.findings == []
         assert 0 < tried.accepted < tried.inputs
@@ -105,6 +108,55 @@ def test_what_a_range_and_a_manifest_disagree_about_is_told_in_one_line() -> Non
         check_against(manifests(second).read(), planned)
 
     check_message(raised.value)
+
+
+# Dagster.
+
+
+def unprintable(text: str) -> list[str]:
+    return [line for line in text.split("\n") if not line.replace("\t", " ").isprintable()]
+
+
+def test_what_a_run_says_of_locations_that_it_refuses_can_be_printed(tmp_path: Path) -> None:
+    """In the run's error and log, in the sensor's sentence, and in what is observed of the buffer."""
+    odd = [_ODD, "../\x1b[2J\n\u202e", "ingest/\u202e\x9b31m<script>|.batch"]
+    buffer = BufferResource(url=(tmp_path / "buffer").as_uri())
+    for location in odd:
+        append(LocalStore(tmp_path / "buffer"), location, [Metadata(0, 1, b"\x1b[2J")])
+
+    once = SensorSettings(limits=Limits(max_batches=1, max_wait=0), max_attempts=1)
+    with deployment(tmp_path / "home", buffer, tmp_path / "lake", settings=once) as deployed:
+        deployed.settle()
+
+        ticks = deployed.seen
+        runs = [run for tick in ticks for run in tick.runs]
+        assert len({run.run_id for run in runs if not run.success}) == len(runs) == len(odd)
+        assert deployed.frontier == 0
+        said = [failure_of(run) for run in runs]
+        assert all("batch" in one or "2J" in one for one in said), said
+        said += [entry.message for run in runs for entry in deployed.instance.all_logs(run.run_id)]
+        said += [tick.sentence for tick in ticks]
+        said += [str(value.value) for tick in ticks for seen in tick.observations for value in seen.metadata.values()]
+        assert [bad for one in said for bad in unprintable(one)] == []
+
+
+def test_a_batch_with_an_odd_location_is_materialised_and_acked_under_a_name_that_can_be_printed(
+    tmp_path: Path,
+) -> None:
+    odd = "ingest/\u202e\x9b31m<script>|'\".batch"
+    store = LocalStore(tmp_path / "buffer")
+    append(store, put_batch(store, odd), [Metadata(0, 1, b"\x1b[2J")])
+    buffer = BufferResource(url=(tmp_path / "buffer").as_uri())
+
+    with deployment(tmp_path / "home", buffer, tmp_path / "lake") as deployed:
+        deployed.settle()
+
+        assert deployed.frontier == 1
+        (record,) = deployed.instance.fetch_materializations(dg.AssetKey("entries"), limit=10).records
+        assert record.asset_materialization is not None
+        shown = {name: str(value.value) for name, value in record.asset_materialization.metadata.items()}
+        assert "last_batch" in shown
+        assert [text for text in shown.values() if not text.isprintable()] == []
 
 
 # A terminal.

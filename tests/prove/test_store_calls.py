@@ -8,7 +8,7 @@ import pytest
 
 from tests.prove.lake_requests import FEW
 from tests.prove.proof import FULL, SMALL, Proof
-from tests.prove.store_calls import POLICIES, Point, calls, points, prove, run
+from tests.prove.store_calls import LATENESS, POLICIES, Point, calls, late_points, points, prove, run
 
 
 @pytest.fixture(scope="module")
@@ -50,5 +50,32 @@ def test_an_append_whose_answer_is_lost_is_told_or_in_doubt_and_lands_once(tmp_p
 
     assert not trial.wrongs
     assert len(trial.pipeline.world.rows()) == len(trial.pipeline.sent)
+    assert bool(trial.pipeline.doubtful) is (policy == "not repeated")
+    assert trial.pipeline.repeated == 0
+
+
+def test_nothing_is_lost_or_doubled_whichever_write_arrives_after_its_client_gave_up(proofs: list[Proof]) -> None:
+    proof = proofs[2]
+    assert proof.holds, proof
+    assert proof.tried == len(late_points(SMALL))
+
+
+def test_at_full_size_every_write_arrives_late_in_every_way() -> None:
+    every = late_points(FULL)
+    writes = [call for call in calls() if call.method in ("put", "delete")]
+    assert len(every) == len(set(every)) == len(writes) * len(POLICIES) * len(LATENESS) > 200
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("lateness", LATENESS)
+def test_an_append_that_arrives_late_lands_once_or_not_at_all(tmp_path: Path, policy: str, lateness: int) -> None:
+    number = next(n for n, call in enumerate(calls(), 1) if (call.method, call.path) == ("put", "ingest/manifest"))
+
+    trial = run(Point(number, "overdue", policy, lateness), tmp_path / "lake")
+
+    assert not trial.wrongs
+    rows = trial.pipeline.world.rows()
+    assert len(set(rows)) == len(rows)
+    assert set(trial.pipeline.told) <= set(rows)
     assert bool(trial.pipeline.doubtful) is (policy == "not repeated")
     assert trial.pipeline.repeated == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -39,11 +40,12 @@ class Delay:
     seconds: float
 
 
-Fault = Literal["fail", "lost", "twice", "unavailable"] | Delay
+Fault = Literal["fail", "lost", "twice", "unavailable", "overdue"] | Delay
 """`fail`: TransientError, and nothing was done. `lost`: it is done, then TransientError: the answer was lost; a listing
 breaks off after its first half. `twice`: it is done, and done again, as by a proxy that repeats; the answer is the
 second's, so a conditional put meets itself. `unavailable`: StorageUnavailable, and nothing was done (nobody retries
-that)."""
+that). `overdue`: TransientError, and it is done when `deliver` is called: it was on its way still when its caller gave
+up; a listing just fails."""
 
 Script = Callable[[Call], Fault | None] | Mapping[tuple[str, int], Fault]
 """Which calls fail: `{("put", 2): "lost"}` loses the answer of the second put; a callable decides for each call."""
@@ -52,14 +54,15 @@ Script = Callable[[Call], Fault | None] | Mapping[tuple[str, int], Fault]
 class FaultStore(Store):
     """Passes calls on to `inner`, except as `script` says; it may be replaced at any time, `{}` heals the store.
 
-    `calls` has all calls in order, the failed ones included. Wrap it for retries without waiting:
-    `RetryingStore(FaultStore(store, script), AT_ONCE)`.
+    `calls` has all calls in order, the failed ones included; `overdue` has what is still to be done. Wrap it for
+    retries without waiting: `RetryingStore(FaultStore(store, script), AT_ONCE)`.
     """
 
     def __init__(self, inner: Store, script: Script) -> None:
         self.inner = inner
         self.script = script
         self.calls: list[Call] = []
+        self.overdue: list[Callable[[], object]] = []
         self._mutex = threading.Lock()
         self._by_method: Counter[str] = Counter()
 
@@ -79,6 +82,8 @@ class FaultStore(Store):
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
         lost = self._begin("list", prefix)
+        if lost == "overdue":
+            raise TransientError(f"list {prefix!r} took too long, as the test asked")
         if not isinstance(lost, TransientError):  # twice is as good as once
             yield from self.inner.list(prefix, after=after)
         else:
@@ -90,8 +95,19 @@ class FaultStore(Store):
         wanted = tuple(paths)
         return self._do("delete", wanted[0] if wanted else "", lambda: self.inner.delete(wanted))
 
+    def deliver(self) -> None:
+        """Do what is overdue, as it was asked for: a put keeps its condition. Nobody hears what comes of it."""
+        with self._mutex:
+            arrived, self.overdue = self.overdue, []
+        for action in arrived:
+            with contextlib.suppress(ObjbufError):
+                action()
+
     def _do(self, method: str, path: str, action: Callable[[], T]) -> T:
         lost = self._begin(method, path)
+        if lost == "overdue":
+            self.overdue.append(action)
+            raise TransientError(f"{method} {path!r} took too long, as the test asked")
         result = action()
         if lost == "twice":
             return action()
@@ -99,8 +115,8 @@ class FaultStore(Store):
             raise lost
         return result
 
-    def _begin(self, method: str, path: str) -> TransientError | Literal["twice"] | None:
-        """Count the call and fail it now, or return what to raise once it is done, or that it is to be done twice."""
+    def _begin(self, method: str, path: str) -> TransientError | Literal["twice", "overdue"] | None:
+        """Count the call and fail it now, or return what to raise once it is done, or how else it is to be done."""
         with self._mutex:
             self._by_method[method] += 1
             call = Call(len(self.calls) + 1, self._by_method[method], method, path)
@@ -110,8 +126,8 @@ class FaultStore(Store):
         if isinstance(fault, Delay):
             time.sleep(fault.seconds)
             return None
-        if fault == "twice":
-            return "twice"
+        if fault in ("twice", "overdue"):
+            return fault
         if fault == "fail":
             raise TransientError(f"{method} {path!r} failed, as the test asked")
         if fault == "unavailable":

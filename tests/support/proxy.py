@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from tests.support.s3 import S3Location
 
-Spoiling = int | Literal["lost"] | None
-"""A status: nothing is done, this is the answer. `lost`: it is done, and the connection ends without an answer."""
+Spoiling = int | Literal["lost", "twice", "late", "overdue"] | None
+"""A status: nothing is done, this is the answer. `lost`: it is done, and the connection ends without an answer.
+`twice`: it is done and done again, and the answer is the second one's. `late`: the answer is 503, and it is done when
+the next request comes, before that. `overdue`: the answer is 503, and it is done when `deliver` is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,28 @@ class Proxy:
     location: S3Location
     requests: list[Request] = field(default_factory=list)
     spoil: Callable[[Request], Spoiling] = lambda request: None
+    _late: list[Callable[[], object]] = field(default_factory=list)
+    _overdue: list[Callable[[], object]] = field(default_factory=list)
+
+    def deliver(self) -> None:
+        """Do what is late or overdue. Nobody hears what comes of it."""
+        while self._late:
+            self._late.pop(0)()
+        while self._overdue:
+            self._overdue.pop(0)()
 
     def count(self, method: str, path_end: str = "") -> int:
         """How many requests had this method and a path that ends so."""
         return sum(one.method == method and one.object.endswith(path_end) for one in self.requests)
+
+
+def _perform(target: SplitResult, request: Request, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+    """Ask the server. Gives its answer, and what that brings."""
+    connection = http.client.HTTPConnection(str(target.hostname), target.port or 80)
+    with contextlib.closing(connection):
+        connection.request(request.method, request.path, body, dict(request.headers))
+        answer = connection.getresponse()
+        return answer, answer.read()
 
 
 @contextlib.contextmanager
@@ -56,18 +77,20 @@ def proxied(location: S3Location) -> Iterator[Proxy]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = Request(self.command, self.path, headers)
+            perform = functools.partial(_perform, target, request, body)
+            while proxy._late:
+                proxy._late.pop(0)()
             proxy.requests.append(request)
             spoiling = proxy.spoil(request)
+            if spoiling in ("late", "overdue"):
+                (proxy._late if spoiling == "late" else proxy._overdue).append(perform)
+                spoiling = 503
             if isinstance(spoiling, int):
                 self._answer(spoiling, {}, b"", 0)
                 return
-            connection = http.client.HTTPConnection(str(target.hostname), target.port or 80)
-            try:
-                connection.request(self.command, self.path, body, headers)
-                answer = connection.getresponse()
-                data = answer.read()
-            finally:
-                connection.close()
+            answer, data = perform()
+            if spoiling == "twice":
+                answer, data = perform()
             if spoiling == "lost":
                 self.close_connection = True
                 return
