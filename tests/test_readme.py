@@ -20,6 +20,9 @@ from dagster._core.instance.ref import InstanceRef
 from pyspark.sql import SparkSession
 
 import objbuf_dagster
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
+from objbuf_dagster.spark.decoding import typed_schema
 from tests.orchestration.deployments import Deployment
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +70,9 @@ def test_the_spark_example_runs(tmp_path: Path) -> None:
 
 
 def test_the_assets_of_the_readme_land_and_are_acked(tmp_path: Path, spark: SparkSession) -> None:
-    (code,) = blocks("python", README)
+    assets, decoder = blocks("python", README)
+    head, _, definitions = assets.partition("defs = ")
+    code = head + decoder + "defs = " + definitions.replace("[entries, greetings]", "[entries, greetings, orders]")
     (tmp_path / "example.py").write_text(code.replace("/tmp/example", str(tmp_path)))  # noqa: S108, the README's
     spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
     assert spec is not None
@@ -79,14 +84,20 @@ def test_the_assets_of_the_readme_land_and_are_acked(tmp_path: Path, spark: Spar
         deployed = Deployment(instance, example.defs, example.source)
         with deployed.buffer.producer() as producer:
             producer.produce([b"hello world", b"goodbye"])
+            producer.produce([b"first;7\nsecond;", b";8"], b"orders/1")
         waited = time.time() + 60
         while deployed.frontier == 0 and time.time() < waited:  # a range is due when its batch has waited ten seconds
             deployed.tick()
             time.sleep(1)
         assert deployed.frontier == 1
         assert deployed.materialised("entries") == deployed.materialised("greetings") == deployed.partitions
+        assert deployed.materialised("orders") == deployed.partitions
     (row,) = spark.read.parquet(f"{tmp_path}/lake/greetings").collect()
     assert bytes(row["entry"]) == b"hello world"
+    rows = LakeTable(f"{tmp_path}/lake/orders", typed_schema(example.Orders())).delta().to_pyarrow_table()
+    assert rows.select(["id", "amount"]).to_pylist() == [{"id": "first", "amount": 7}, {"id": "second", "amount": None}]
+    (letter,) = LakeTable(f"{tmp_path}/lake/dead_letters", DEAD_LETTERS).delta().to_pyarrow_table().to_pylist()
+    assert (letter["entry"], letter["reason"], letter["decoder"]) == (b";8", "an order without an id", "orders")
 
 
 def test_the_commands_print_what_the_readme_says(tmp_path: Path) -> None:

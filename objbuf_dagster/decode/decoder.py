@@ -95,7 +95,7 @@ class EntryDecoder(Decoder):
                 if rows:
                     batches.append(_checked(rows, self.schema))
                     index += [position] * len(rows)
-            except MemoryError:
+            except (MemoryError, ImportError):  # the process lacks something, for all entries alike
                 raise
             except Exception as error:  # noqa: BLE001  bytes from outside may break a decoder anywhere, one entry at a time
                 failures.append(Failure(position, reason_of(error)))

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound
-from objbuf_dagster.lake.schema import RANGE_COLUMN
+from objbuf_dagster.lake.schema import RANGE_COLUMN, TableSchema
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
     import deltalake
+    import pyarrow as pa
     from deltalake.transaction import AddAction
 
 GONE = "it was deleted before its commit (vacuumed with too short a retention?); land the range again"
 """Why a file that a landing wrote may not be there any more."""
 
+GROUP_BYTES = 32 << 20
+"""What a row group that `RowsWriter` writes has, as Arrow counts it."""
+
+FILE_BYTES = 64 << 20
+"""When a file of its is full, as it is stored."""
+
 _HEADS_AT_ONCE = 16
+_SEQUENCE = "_odb_sequence"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet")
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DATA_PATH = "_odb_data_path"
 _STATS = ("minValues", "maxValues", "nullCount")
 
@@ -46,13 +56,18 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A data file that the table has; `rows` is None for a file of another writer that does not say."""
+    """A data file that the table has.
+
+    rows: None for a file of another writer that does not say.
+    part: of a table with a second partition column, its value there.
+    """
 
     range: str
     path: str
     size: int
     rows: int | None
     stats: Mapping[str, Mapping[str, Any]]
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +79,30 @@ class LandedRange:
     files: int
 
 
-def folder_of(range_key: str) -> str:
-    return f"{RANGE_COLUMN}={range_key}"
+def partition_of(schema: TableSchema, range_key: str, part: str | None) -> dict[str, str]:
+    """The values of a table's partition columns. Raises InvalidInput for those that it cannot have."""
+    values = {RANGE_COLUMN: SequenceRange.from_key(range_key).key}
+    if (part is None) != (schema.part is None):
+        raise InvalidInput(f"a table partitioned by {', '.join(schema.partitions)} cannot have a part {part!r}")
+    if schema.part is not None and part is not None:
+        if not _PART.fullmatch(part):
+            raise InvalidInput(f"{schema.part} must be of letters, digits and ._- and not {part[:80]!r}")
+        values[schema.part] = part
+    return values
 
 
-def check_files(range_key: str, files: Collection[DataFile]) -> None:
-    """Refuse what a commit of this range must not name."""
-    SequenceRange.from_key(range_key)
+def folder_of(partition: str | Mapping[str, str]) -> str:
+    """Where the files of a range are, or of what `partition_of` gives."""
+    values = {RANGE_COLUMN: partition} if isinstance(partition, str) else partition
+    return "/".join(f"{column}={value}" for column, value in values.items())
+
+
+def check_files(partition: Mapping[str, str], files: Collection[DataFile]) -> None:
+    """Refuse what a commit of this range, or this part of it, must not name."""
+    range_key = partition[RANGE_COLUMN]
     for file in files:
         folder, _, name = file.path.rpartition("/")
-        if folder != folder_of(range_key) or not _NAME.fullmatch(name):
+        if folder != folder_of(partition) or not _NAME.fullmatch(name):
             raise InvalidInput(f"not a file of range {range_key}: {file.path[:200]!r}; take its name from new_path()")
         if file.size <= 0 or file.rows < 0:
             raise InvalidInput(f"{file.path} cannot have {file.size} bytes and {file.rows} rows")
@@ -114,7 +143,7 @@ def is_there(live: Sequence[LiveFile], files: Sequence[DataFile], landing: Seque
     return bool(live) and {file.path for file in live} == {file.path for file in landing}
 
 
-def add_action(range_key: str, file: DataFile) -> AddAction:
+def add_action(partition: str | Mapping[str, str], file: DataFile) -> AddAction:
     from deltalake.transaction import AddAction
 
     try:
@@ -124,17 +153,90 @@ def add_action(range_key: str, file: DataFile) -> AddAction:
     return AddAction(
         path=file.path,
         size=file.size,
-        partition_values={RANGE_COLUMN: range_key},
+        partition_values={RANGE_COLUMN: partition} if isinstance(partition, str) else dict(partition),
         modification_time=int(time.time() * 1000),
         data_change=True,
         stats=stats,
     )
 
 
+class RowsWriter:
+    """Writes blocks of rows to as many files as they need; no commit names these yet.
+
+    new_path: gives the path of a file, a new one each time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        schema: pa.Schema,
+        new_path: Callable[[], str],
+        *,
+        group_bytes: int = GROUP_BYTES,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
+        self._store = store
+        self._schema = schema
+        self._new_path = new_path
+        self._limits = (group_bytes, file_bytes)
+        self._files: list[DataFile] = []
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._sink = io.BytesIO()
+        self._writer: Any = None
+        self._rows = 0
+        self._bounds: list[int] = []
+
+    def add(self, block: pa.RecordBatch) -> None:
+        """Some rows more, with the columns of the schema; they are in a file once `finish` has returned."""
+        if not len(block):
+            return
+        self._pending.append(block)
+        self._pending_bytes += block.nbytes
+        if self._pending_bytes >= self._limits[0]:
+            self._write_group()
+            if self._sink.tell() >= self._limits[1]:
+                self._close()
+
+    def finish(self) -> tuple[DataFile, ...]:
+        """All files. None without rows."""
+        if self._pending:
+            self._write_group()
+        if self._writer is not None:
+            self._close()
+        return tuple(self._files)
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd")
+        table = pa.Table.from_batches(self._pending, self._schema)
+        self._pending, self._pending_bytes = [], 0
+        self._writer.write_table(table, row_group_size=len(table))
+        self._rows += len(table)
+        found = pc.min_max(table[_SEQUENCE]).as_py()
+        self._bounds += [found["min"], found["max"]]
+
+    def _close(self) -> None:
+        self._writer.close()
+        path, size = self._new_path(), self._sink.tell()
+        self._store.put(path, [self._sink.getbuffer()])
+        stats = {
+            "minValues": {_SEQUENCE: min(self._bounds)},
+            "maxValues": {_SEQUENCE: max(self._bounds)},
+            "nullCount": {_SEQUENCE: 0},
+        }
+        self._files.append(DataFile(path, size, self._rows, stats))
+        self._sink, self._writer, self._rows, self._bounds = io.BytesIO(), None, 0, []
+
+
 class Snapshot:
     """What one version of the table has. It never changes: load another to see what happened since."""
 
-    def __init__(self, table: deltalake.DeltaTable) -> None:
+    def __init__(self, table: deltalake.DeltaTable, part: str | None = None) -> None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -142,16 +244,20 @@ class Snapshot:
         self.version = table.version()
         self._files = pa.table(table.get_add_actions(flatten=False))
         self._keys = pc.struct_field(self._files["partition"], RANGE_COLUMN)
+        self._part = part
 
-    def live(self, ranges: Collection[str] | None = None) -> list[LiveFile]:
-        """The files of these ranges, or of all, by range and path."""
+    def live(self, ranges: Collection[str] | None = None, part: str | None = None) -> list[LiveFile]:
+        """The files of these ranges, or of all, by range and path; of one part or of all."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         found = self._files.append_column("key", self._keys)
         if ranges is not None:
             found = found.filter(pc.is_in(self._keys, pa.array(list(ranges), pa.string())))
-        return sorted((_live(row) for row in found.to_pylist()), key=lambda file: (file.range, file.path))
+        files = (_live(row, self._part) for row in found.to_pylist())
+        return sorted(
+            (file for file in files if part is None or file.part == part), key=lambda file: (file.range, file.path)
+        )
 
     def by_range(self) -> dict[str, LandedRange]:
         """What each range has, by rising key."""
@@ -222,7 +328,7 @@ def _order(key: str) -> tuple[int, int]:
         ) from None
 
 
-def _live(row: Mapping[str, Any]) -> LiveFile:
+def _live(row: Mapping[str, Any], part: str | None) -> LiveFile:
     columns = {"minValues": "min", "maxValues": "max", "nullCount": "null_count"}
     stats = {
         name: {column: value for column, value in (row.get(theirs) or {}).items() if value is not None}
@@ -234,4 +340,5 @@ def _live(row: Mapping[str, Any]) -> LiveFile:
         size=row["size_bytes"],
         rows=row.get("num_records"),
         stats={name: values for name, values in stats.items() if values},
+        part=None if part is None else row["partition"][part],
     )

@@ -40,11 +40,11 @@ from objbuf_dagster.lake.files import (
     check_there,
     folder_of,
     is_there,
+    partition_of,
 )
 from objbuf_dagster.lake.location import local_root, storage_options
 from objbuf_dagster.lake.reading import bucket_files, local_files
-from objbuf_dagster.lake.schema import ENTRIES, RANGE_COLUMN, TableSchema
-from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.lake.schema import ENTRIES, TableSchema
 from objbuf_dagster.store import RetryPolicy, open_store
 from objbuf_dagster.store.cloud import Credentials
 
@@ -126,9 +126,13 @@ class LakeTable:
         """The URL without what may be secret in it."""
         return re.sub(r"//.*@", "//...@", self.url)
 
-    def new_path(self, range_key: str) -> str:
+    def new_path(self, range_key: str, part: str | None = None) -> str:
         """A path for one data file of this range, never given before."""
-        return f"{folder_of(SequenceRange.from_key(range_key).key)}/part-{uuid.uuid4().hex}.parquet"
+        return f"{self.folder(range_key, part)}/part-{uuid.uuid4().hex}.parquet"
+
+    def folder(self, range_key: str, part: str | None = None) -> str:
+        """Where the files of this range, or of this part of it, are."""
+        return folder_of(partition_of(self.schema, range_key, part))
 
     def commit(
         self,
@@ -136,11 +140,14 @@ class LakeTable:
         files: Sequence[DataFile],
         *,
         epoch: int,
+        part: str | None = None,
         run_id: str | None = None,
         metadata: Metadata | None = None,
         give_up_after: float = 300.0,
     ) -> Commit:
         """Make these files the range, in one commit; its other files are taken out. Durable when it returns.
+
+        With a `part`, which a table with a second partition column needs, that part alone of the range.
 
         No files means a range without rows: it gets an empty file, so that it is known to have landed. `epoch`,
         `run_id` and `metadata` go into the commit, with the range, its rows and this software's version.
@@ -152,7 +159,8 @@ class LakeTable:
         again), InvalidInput for a foreign table, or for a range that shares sequences with another one, and
         BufferReplaced if the range is there from other batches.
         """
-        check_files(range_key, files)
+        partition = partition_of(self.schema, range_key, part)
+        check_files(partition, files)
         landing = list(files)
         words = _words(range_key, sum(file.rows for file in files), epoch, run_id, metadata)
         deadline = time.monotonic() + give_up_after
@@ -164,7 +172,7 @@ class LakeTable:
             except StorageError as error:
                 error.in_doubt = failure is not None
                 raise
-            live = snapshot.live([range_key])
+            live = snapshot.live([range_key], part)
             if is_there(live, files, landing):
                 self._sync(snapshot.version)
                 return Commit(snapshot.version, len(landing) if attempts else 0, 0, attempts)
@@ -179,12 +187,12 @@ class LakeTable:
             if not attempts:
                 check_there(self.store, landing)
                 if not landing:
-                    landing.append(self._put_empty(range_key))
+                    landing.append(self._put_empty(self.new_path(range_key, part)))
                 if self.root is not None:
                     sync_before_commit(self.root)
             attempts += 1
             try:
-                self._write(snapshot, range_key, landing, words)
+                self._write(snapshot, partition, landing, words)
             except LostRace:
                 failure = None
             except StorageError as error:  # also what came after a commit that did happen: see whether it is there
@@ -194,16 +202,17 @@ class LakeTable:
                 return Commit(snapshot.version + 1, len(landing), len(live), attempts)
             time.sleep(min(_CONTENTION.pause(attempts), max(0.0, deadline - time.monotonic())))
 
-    def check(self, range_key: str, files: Sequence[DataFile]) -> None:
+    def check(self, range_key: str, files: Sequence[DataFile], part: str | None = None) -> None:
         """Raise what `commit` would raise for these files, as far as it can be known without one; nothing is written.
 
         A table that is not there is not made. What others commit in the meantime may still make the commit fail.
         """
-        check_files(range_key, files)
+        partition = partition_of(self.schema, range_key, part)
+        check_files(partition, files)
         for file in files:
-            add_action(range_key, file)
+            add_action(partition, file)
         snapshot = self.snapshot()
-        live = snapshot.live([range_key]) if snapshot else []
+        live = snapshot.live([range_key], part) if snapshot else []
         if snapshot is not None and not is_there(live, files, files):
             check_replacing(snapshot, range_key, live, files, self.name, every_batch=self.schema == ENTRIES)
         check_there(self.store, files)
@@ -220,10 +229,10 @@ class LakeTable:
             return local_files(self.root)
         return bucket_files(self.name, *self._location(), sizes)
 
-    def files(self, ranges: Collection[str] | None = None) -> list[LiveFile]:
+    def files(self, ranges: Collection[str] | None = None, part: str | None = None) -> list[LiveFile]:
         """The files of these ranges, or of all, by range and path; none if nothing has landed."""
         snapshot = self.snapshot()
-        return snapshot.live(ranges) if snapshot else []
+        return snapshot.live(ranges, part) if snapshot else []
 
     def ranges(self) -> dict[str, LandedRange]:
         """What has landed, by rising range key."""
@@ -268,7 +277,7 @@ class LakeTable:
         with translated(self.name):
             table = DeltaTable(url, storage_options=settings)
             self._check_ours(table)
-            return Snapshot(table)
+            return Snapshot(table, self.schema.part)
 
     def _load_or_create(self) -> Snapshot:
         try:
@@ -298,7 +307,7 @@ class LakeTable:
                 url,
                 self.schema.to_delta(),
                 mode="error",
-                partition_by=[RANGE_COLUMN],
+                partition_by=list(self.schema.partitions),
                 configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)},
                 storage_options=settings,
                 # With retries, who loses the race for version 0 would make the table again as version 1.
@@ -309,10 +318,10 @@ class LakeTable:
 
     def _check_ours(self, table: deltalake.DeltaTable) -> None:
         partitions = list(table.metadata().partition_columns)
-        if partitions != [RANGE_COLUMN]:
+        if partitions != list(self.schema.partitions):
             raise InvalidInput(
-                f"the table at {self.name} is partitioned by {partitions}, not by {RANGE_COLUMN}: it is not one of "
-                "ours; give the landing a place of its own"
+                f"the table at {self.name} is partitioned by {partitions}, not by {', '.join(self.schema.partitions)}: "
+                "it is not one of ours; give the landing a place of its own"
             )
         there, ours = _fields(table.schema().to_json()), _fields(self.schema.to_delta().to_json())
         if there != ours:
@@ -324,26 +333,27 @@ class LakeTable:
                 "of its own"
             )
 
-    def _put_empty(self, range_key: str) -> DataFile:
+    def _put_empty(self, path: str) -> DataFile:
         import pyarrow.parquet as pq
 
         sink = io.BytesIO()
         pq.write_table(self.schema.to_arrow().empty_table(), sink)
-        path = self.new_path(range_key)
         self.store.put(path, sink.getvalue())
         return DataFile(path, len(sink.getvalue()), 0)
 
-    def _write(self, snapshot: Snapshot, range_key: str, files: list[DataFile], words: dict[str, Any]) -> None:
+    def _write(
+        self, snapshot: Snapshot, partition: Mapping[str, str], files: list[DataFile], words: dict[str, Any]
+    ) -> None:
         """One attempt, right behind this snapshot: any commit since makes it fail, with nothing written."""
         from deltalake import CommitProperties, PostCommitHookProperties
 
         with translated(self.name, writing=True):
             snapshot.delta.create_write_transaction(
-                [add_action(range_key, file) for file in files],
+                [add_action(partition, file) for file in files],
                 mode="overwrite",
                 schema=snapshot.delta.schema(),  # any other would replace the table's
-                partition_by=[RANGE_COLUMN],
-                partition_filters=[(RANGE_COLUMN, "=", range_key)],
+                partition_by=list(partition),
+                partition_filters=[(column, "=", value) for column, value in partition.items()],
                 # The removes are of this snapshot: deltalake must not put them behind commits that it has not seen.
                 commit_properties=CommitProperties(custom_metadata={METADATA_KEY: words}, max_commit_retries=0),
                 # Old log files go in `maintain`, once the checkpoint that replaces them is on the disk.

@@ -22,7 +22,7 @@ from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.errors import CheckFailed, InvalidInput, JobFailed, ObjbufError, StorageUnavailable, TimedOut
 from objbuf_dagster.orchestration.acking import ack_hook, would_ack
 from objbuf_dagster.orchestration.materialised import LAST_BATCH, last_batch
-from objbuf_dagster.orchestration.resources import BufferResource
+from objbuf_dagster.orchestration.resources import BufferResource, LakeResource
 from objbuf_dagster.orchestration.source import BufferSource, resolved
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
@@ -30,7 +30,9 @@ from objbuf_dagster.ranges import SequenceRange, range_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from objbuf_dagster.decode import Decoder
     from objbuf_dagster.lake import LakeTable, RangeCheck
+    from objbuf_dagster.spark.decoding_worker import OnError
 
 _TRANSIENT = (StorageUnavailable, JobFailed, TimedOut)
 _LONGEST_PAUSE = 300.0
@@ -97,6 +99,39 @@ class RangeContext:
         from objbuf_dagster.orchestration.landing import land
 
         return land(self, spark, table)
+
+    def decode(
+        self,
+        spark: SparkSession,
+        lake: LakeResource,
+        decoder: Decoder,
+        *,
+        on_error: OnError = "dead_letter",
+        table: str | None = None,
+        entries: str = "entries",
+        dead_letters: str = "dead_letters",
+    ) -> Iterator[Outcome]:
+        """Put what the decoder makes of the ranges, as they are in `entries`, into a typed table and dead letters.
+
+        on_error: `dead_letter` keeps an entry that cannot be decoded aside, `fail` fails its range, `skip` drops it.
+        table: of the rows, the asset's name unless given.
+        dead_letters: the table, and the asset that observations of it are told to.
+        """
+        from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
+        from objbuf_dagster.orchestration.decoding import decode
+        from objbuf_dagster.spark.decoding import typed_schema
+
+        name = table or "_".join(self.dagster.asset_key.path)
+        return decode(
+            self,
+            spark,
+            lake.table(entries),
+            decoder,
+            lake.table(name, typed_schema(decoder)),
+            lake.table(dead_letters, DEAD_LETTERS),
+            on_error=on_error,
+            observed=dg.AssetKey(dead_letters),
+        )
 
 
 RangeFunction = Callable[..., Iterable[Outcome]]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PACKAGE = "objbuf_dagster"
-_NEEDED = ("deltalake", "numpy", "obstore", "pandas", "pyarrow", "zstandard")
+_NEEDED = ("deltalake", "google", "numpy", "obstore", "opentelemetry", "pandas", "pyarrow", "zstandard")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 

@@ -1,0 +1,184 @@
+"""Entries that could not be decoded, kept as they came, with the reason.
+
+A range of `dead_letters` has a part for each decoder, so decoders that take different entries of the same range do not
+touch each other's. What a range of a typed table has and its dead letters belong together, but are two tables, so two
+commits. `RangeLetters` puts them in an order in which an entry is always in one of the two:
+
+1. `keep`: the new letters, and those of before that are not among them.
+2. The commit of the typed table.
+3. `settle`: the new letters alone. What was a letter before and has become rows goes only now.
+
+A crash after any of them loses nothing, and doubles no letter; decoding the range again does the rest. Where there was
+no letter before and there is none now, nothing is committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from objbuf_dagster.lake.files import DataFile, LiveFile, RowsWriter
+from objbuf_dagster.lake.reading import parquet_errors
+from objbuf_dagster.lake.schema import ENTRIES, Column, TableSchema
+from objbuf_dagster.lake.table import LakeTable, Metadata
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    Keys = npt.NDArray[np.void]
+
+DEAD_LETTERS = TableSchema(
+    (
+        *ENTRIES.data,
+        Column("reason", "string", nullable=False),
+        Column("decoder_version", "int", nullable=False),
+    ),
+    part="decoder",
+)
+"""The table `dead_letters`: what `entries` says of the entry, why it failed, and the version of the decoder that said
+so, whose name is the second partition column."""
+
+_KEY = ["_odb_sequence", "_odb_entry_index"]
+_KEY_TYPE = [(name, "i8") for name in _KEY]
+_KEY_ROWS = 1 << 16
+_LETTER_ROWS = 256
+
+
+def read_letters(
+    table: LakeTable, ranges: Collection[str] | None = None, decoder: str | None = None
+) -> Iterator[tuple[LiveFile, pa.RecordBatch]]:
+    """The letters of these ranges, or of all, in bounded blocks, each with the file it is in, as the table is now.
+
+    The file tells the range and, as its `part`, the decoder. Raises what keeps a file from being read.
+    """
+    for file in table.files(ranges, decoder):
+        for block in _blocks(table, file, _LETTER_ROWS):
+            yield file, block
+
+
+class RangeLetters:
+    """The dead letters of one range by one decoder, from those of before to exactly these.
+
+    new: files of the letters that there are now, written and in no commit yet.
+
+    Each step may raise what `LakeTable.commit` raises; decode the range again then.
+    """
+
+    def __init__(
+        self,
+        table: LakeTable,
+        range_key: str,
+        decoder: str,
+        new: Sequence[DataFile],
+        *,
+        epoch: int,
+        run_id: str | None = None,
+        metadata: Metadata | None = None,
+    ) -> None:
+        self.table = table
+        self.range_key = range_key
+        self.decoder = decoder
+        self.new = list(new)
+        self._words: dict[str, Any] = {"epoch": epoch, "run_id": run_id, "metadata": metadata}
+        self._later = False
+
+    def keep(self) -> None:
+        """Before the rows are committed: after it, all letters are there, new and old, each once."""
+        before = [file for file in self.table.files([self.range_key], self.decoder) if file.rows != 0]
+        if not before and not self.new:
+            return
+        old, new = self._keys(before), self._keys(self.new)
+        self._later = len(_without(old, new)) > 0
+        if not self._later:
+            self._commit(self.new)
+        elif len(_without(new, old)):
+            self._commit([*self.new, *self._written_again(before, new)])
+            self.new = self._copies()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether letters are there that have become rows."""
+        return self._later
+
+    def settle(self) -> None:
+        """After the rows are committed: only the new letters are left."""
+        if self._later:
+            self._commit(self.new)
+            self._later = False
+
+    def check(self) -> None:
+        """Raise what `keep` would be refused for, as far as it can be known without a commit."""
+        self.table.check(self.range_key, self.new, self.decoder)
+
+    def _commit(self, files: Sequence[DataFile]) -> None:
+        self.table.commit(self.range_key, files, part=self.decoder, **self._words)
+
+    def _keys(self, files: Sequence[DataFile | LiveFile]) -> Keys:
+        """Sequence and entry index of each letter, 16 bytes for each."""
+        import numpy as np
+
+        found: list[Keys] = [np.zeros(0, _KEY_TYPE)]
+        for file in files:
+            found += [_keys_of(block) for block in _blocks(self.table, file, _KEY_ROWS, _KEY)]
+        return np.concatenate(found)
+
+    def _written_again(self, files: Sequence[LiveFile], known: Keys) -> tuple[DataFile, ...]:
+        """The letters of these files that are not known, in files of their own."""
+        import numpy as np
+        import pyarrow as pa
+
+        writer = RowsWriter(
+            self.table.store,
+            self.table.schema.to_arrow(),
+            lambda: self.table.new_path(self.range_key, self.decoder),
+        )
+        for file in files:
+            for block in _blocks(self.table, file, _LETTER_ROWS):
+                writer.add(block.filter(pa.array(~np.isin(_keys_of(block), known))))
+        return writer.finish()
+
+    def _copies(self) -> list[DataFile]:
+        """The new letters under new names: a file that the table has, and that stays, cannot be committed again."""
+        copies = []
+        for file in self.new:
+            path = self.table.new_path(self.range_key, self.decoder)
+            self.table.store.put(path, self.table.store.read(file.path))
+            copies.append(dataclasses.replace(file, path=path))
+        return copies
+
+
+def _without(some: Keys, others: Keys) -> Keys:
+    import numpy as np
+
+    return some[~np.isin(some, others)]
+
+
+def _keys_of(block: pa.RecordBatch) -> Keys:
+    import numpy as np
+
+    found = np.zeros(len(block), _KEY_TYPE)
+    for name in _KEY:
+        found[name] = block.column(name).to_numpy()
+    return found
+
+
+def _blocks(
+    table: LakeTable, file: DataFile | LiveFile, rows: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    source = table.filesystem({file.path: file.size})
+    with (
+        parquet_errors(file.path),
+        source.open_input_file(file.path) as opened,
+        pq.ParquetFile(opened, pre_buffer=True) as parquet,
+    ):
+        for group in range(parquet.metadata.num_row_groups):  # one by one, since pyarrow fetches all that it is asked
+            for block in parquet.iter_batches(
+                rows, row_groups=[group], columns=list(columns) if columns else None, use_threads=False
+            ):
+                if len(block):
+                    yield block

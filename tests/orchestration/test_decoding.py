@@ -1,0 +1,145 @@
+"""Assets that decode, on real Spark: what lands, what is shown of it, and what becomes of what cannot be decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from objbuf_dagster.decode import OtlpLogs
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
+from objbuf_dagster.orchestration import (
+    BufferResource,
+    BufferSource,
+    LakeResource,
+    Outcome,
+    RangeContext,
+    SparkResource,
+    range_asset,
+)
+from objbuf_dagster.spark.decoding import typed_schema
+from objbuf_dagster.spark.decoding_worker import OnError
+from tests.decode.messages import LOGS, field, log_entry
+from tests.orchestration.deployments import Deployment, deployment, entries_asset, failure_of
+
+GOOD = log_entry(field(5, field(1, b"hello")))
+DRY = {"ops": {"otel_logs": {"config": {"dry_run": True}}}}
+
+
+def logs_asset(source: BufferSource, on_error: OnError = "dead_letter") -> dg.AssetsDefinition:
+    @range_asset(source, deps=["entries"])
+    def otel_logs(context: RangeContext, spark: SparkResource, lake: LakeResource) -> Iterable[Outcome]:
+        return context.decode(spark.session, lake, OtlpLogs(), on_error=on_error)
+
+    return otel_logs
+
+
+@pytest.fixture(params=["dead_letter"])
+def deployed(
+    request: pytest.FixtureRequest, tmp_path: Path, buffer: BufferResource, lake: Path, spark: SparkSession
+) -> Iterator[Deployment]:
+    """With two ranges of two batches planned: a good entry, a bad one, and one of another signal in each batch."""
+    for _ in range(4):
+        with buffer.producer() as producer:
+            producer.produce([GOOD, b"\xff\xff"], LOGS)
+            producer.produce([b"of metrics"], bytes((1, 1, 1, 0)))
+    source = BufferSource()
+    made = [entries_asset(source), logs_asset(source, request.param)]
+    with deployment(tmp_path / "home", buffer, lake, source=source, assets=made) as found:
+        found.tick()
+        found.tick(launch=False)
+        assert len(found.partitions) == 2
+        yield found
+
+
+def run(deployed: Deployment, asset: str, config: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
+    """A backfill of all ranges."""
+    first, last = deployed.partitions[0], deployed.partitions[-1]
+    return deployed.defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=deployed.instance,
+        asset_selection=[dg.AssetKey(asset)],
+        raise_on_error=False,
+        run_config=config,
+        tags={"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last},
+    )
+
+
+def shown(deployed: Deployment) -> list[dict[str, Any]]:
+    found = deployed.instance.fetch_materializations(dg.AssetKey("otel_logs"), limit=100, ascending=True).records
+    events = [record.asset_materialization for record in found]
+    return [{name: value.value for name, value in event.metadata.items()} for event in events if event]
+
+
+def bodies(lake: Path) -> list[str]:
+    table = LakeTable(lake / "otel_logs", typed_schema(OtlpLogs()))
+    found: list[str] = table.delta().to_pyarrow_table()["Body"].to_pylist() if table.exists() else []
+    return found
+
+
+def letters(lake: Path) -> list[bytes]:
+    table = LakeTable(lake / "dead_letters", DEAD_LETTERS)
+    found: list[bytes] = table.delta().to_pyarrow_table()["entry"].to_pylist() if table.exists() else []
+    return found
+
+
+def test_ranges_are_decoded_after_they_landed_and_tell_their_numbers(deployed: Deployment, lake: Path) -> None:
+    early = run(deployed, "otel_logs")
+    assert not early.success
+    assert "land it first" in failure_of(early)
+    assert run(deployed, "entries").success
+
+    done = run(deployed, "otel_logs")
+
+    assert done.success, failure_of(done)
+    assert bodies(lake) == ["hello"] * 4
+    assert letters(lake) == [b"\xff\xff"] * 4
+    first, second = sorted(shown(deployed), key=lambda one: int(one["first_sequence"]))
+    for one in (first, second):
+        told = {name: one[name] for name in ("rows", "entries", "entries_of_others", "dead_letters", "skipped")}
+        assert told == {"rows": 2, "entries": 4, "entries_of_others": 2, "dead_letters": 2, "skipped": 0}
+        assert (one["decoder"], one["decoder_version"]) == ("otlp_logs", OtlpLogs.version)
+        assert one["seconds"] > 0
+    assert (first["first_sequence"], second["first_sequence"]) == (0, 2)
+    observed = deployed.instance.fetch_observations(dg.AssetKey("dead_letters"), limit=10).records
+    seen = {str(one.partition_key): one.asset_observation for one in observed}
+    assert sorted(seen) == deployed.partitions
+    assert all(one is not None and one.metadata["dead_letters"].value == 2 for one in seen.values())
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(deployed: Deployment, lake: Path) -> None:
+    assert run(deployed, "entries").success
+
+    assert run(deployed, "otel_logs", DRY).success
+
+    assert deployed.materialised("otel_logs") == []
+    assert bodies(lake) == []
+    assert letters(lake) == []
+    assert not deployed.instance.fetch_observations(dg.AssetKey("dead_letters"), limit=1).records
+
+
+@pytest.mark.parametrize("deployed", ["fail"], indirect=True)
+def test_an_asset_that_shall_fail_commits_nothing(deployed: Deployment, lake: Path) -> None:
+    assert run(deployed, "entries").success
+
+    failed = run(deployed, "otel_logs")
+
+    assert not failed.success
+    assert "sequence 0, entry 1:" in failure_of(failed)
+    assert bodies(lake) == []
+    assert deployed.materialised("otel_logs") == []
+
+
+@pytest.mark.parametrize("deployed", ["skip"], indirect=True)
+def test_an_asset_that_may_skip_counts_what_it_dropped(deployed: Deployment, lake: Path) -> None:
+    assert run(deployed, "entries").success
+
+    assert run(deployed, "otel_logs").success
+
+    assert [(one["skipped"], one["dead_letters"]) for one in shown(deployed)] == [(2, 0)] * 2
+    assert bodies(lake) == ["hello"] * 4
+    assert letters(lake) == []
