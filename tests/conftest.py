@@ -25,6 +25,7 @@ _TOGETHER = "tests/e2e"
 """Share one deployment, which takes long to start."""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal out whole modules to the processes that run tests, what takes long first, so that both end together."""
     for item in items:

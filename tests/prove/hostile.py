@@ -93,6 +93,7 @@ def prove(size: Size) -> Iterator[Proof]:
 def try_some(seed: int, target: str, first: int, count: int) -> Tried:
     """Use these inputs, and return what was found."""
     tried = Tried()
+    before = _Start.bytes or _peak_bytes()
     for number in range(first, first + count):
         data = input_of(seed, target, number)
         started = time.process_time()
@@ -109,7 +110,7 @@ def try_some(seed: int, target: str, first: int, count: int) -> Tried:
         if problem:
             again = f"python -m tests.prove.hostile {target!r} {number} {seed}"
             tried.findings.append(f"{target} {number}: {problem} (again: {again}); input {data[:300]!r}")
-    tried.grown = _peak_bytes() - _Start.bytes
+    tried.grown = _peak_bytes() - before
     if tried.grown > MOST_MEMORY:
         tried.findings.append(f"{target} {first} to {first + count - 1}: the process grew by {tried.grown} bytes")
     return tried
