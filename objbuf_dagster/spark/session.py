@@ -33,7 +33,7 @@ _LOOPBACK = "127.0.0.1"
 _SET_BY_PYSPARK = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 
-_SECRET = re.compile(r"secret|password|token|credential|[a-z][.]?key\b|[.]sas[.]", re.IGNORECASE)
+_SECRET = re.compile(r"secret|password|token|credential|access[.]?key|[a-z][.]?key\b|[.]sas[.]", re.IGNORECASE)
 """Names of settings that may be secrets."""
 
 _SECRET_IN_VALUE = re.compile(
