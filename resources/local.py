@@ -12,5 +12,5 @@ def resources() -> dict[str, Any]:
     return {
         "buffer": BufferResource(**settings.buffer()),
         "lake": LakeResource(**settings.lake()),
-        "spark": SparkResource(**settings.spark_resource()),
+        "spark": SparkResource(**settings.spark()),
     }

@@ -31,5 +31,5 @@ def resources() -> dict[str, Any]:
         "s3": s3,
         "buffer": BufferResource(**buffer, s3=s3 if settings.is_bucket(buffer["url"]) else None),
         "lake": LakeResource(**lake, s3=s3 if settings.is_bucket(lake["url"]) else None),
-        "spark": SparkResource(**settings.spark_resource()),
+        "spark": SparkResource(**settings.spark()),
     }

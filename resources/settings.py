@@ -33,26 +33,20 @@ def lake() -> dict[str, Any]:
 
 
 def spark() -> dict[str, Any]:
-    """`OBJBUF_SPARK_CONFIG` is JSON; master and remote have names of their own."""
+    """What SparkResource takes. `OBJBUF_SPARK_CONFIG` is JSON; master and remote have names of their own.
+
+    An `EnvVar` keeps secrets, in settings or in an address, out of Dagster's storage.
+    """
     try:
         config = json.loads(os.environ.get("OBJBUF_SPARK_CONFIG") or "{}")
     except ValueError:
         config = None
     if not isinstance(config, dict):
         raise InvalidInput('OBJBUF_SPARK_CONFIG is not JSON as {"spark.executor.memory": "4g"}')
-    for name, setting in (("OBJBUF_SPARK_MASTER", "spark.master"), ("OBJBUF_SPARK_REMOTE", "spark.remote")):
-        if os.environ.get(name):
-            config[setting] = os.environ[name]
-    return config
-
-
-def spark_resource() -> dict[str, Any]:
-    """What SparkResource takes; an `EnvVar` keeps secrets in settings or in an address out of Dagster's storage."""
-    spark()  # what is wrong with them is told now
     variables = {"more_config": "OBJBUF_SPARK_CONFIG", "remote": "OBJBUF_SPARK_REMOTE"}
     given: dict[str, Any] = {field: dg.EnvVar(name) for field, name in variables.items() if os.environ.get(name)}
     master = os.environ.get("OBJBUF_SPARK_MASTER")
-    return given | {"spark_config": {"spark.master": master} if master else {}}
+    return given | ({"spark_config": {"spark.master": master}} if master else {})
 
 
 def sensor() -> SensorSettings:

@@ -71,6 +71,7 @@ def test_the_spark_example_runs(tmp_path: Path) -> None:
 
 def test_the_assets_of_the_readme_land_and_are_acked(tmp_path: Path, spark: SparkSession) -> None:
     assets, decoder = blocks("python", README)
+    assert decoder.startswith((ROOT / "tests" / "decode" / "own.py").read_text()), "what tests/decode tries is another"
     head, _, definitions = assets.partition("defs = ")
     code = head + decoder + "defs = " + definitions.replace("[entries, greetings]", "[entries, greetings, orders]")
     (tmp_path / "example.py").write_text(code.replace("/tmp/example", str(tmp_path)))  # noqa: S108, the README's

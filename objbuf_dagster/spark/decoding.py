@@ -12,7 +12,6 @@ it takes out dead letters that have become rows, leaves them there and fails: it
 from __future__ import annotations
 
 import contextlib
-import pickle
 import time
 import uuid
 from collections import Counter
@@ -27,10 +26,10 @@ from objbuf_dagster.lake import ENTRIES, DataFile, LakeTable, LiveFile, TableSch
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, RangeLetters
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
+from objbuf_dagster.spark import tasks
 from objbuf_dagster.spark.decoding_worker import NAMED, REMEDY, DecodeTask, Failing, OnError, Piece, Report, Share
 from objbuf_dagster.spark.landing import Failed
-from objbuf_dagster.spark.packing import pack
-from objbuf_dagster.spark.tasks import job_errors, parallelism, share_tasks
+from objbuf_dagster.spark.packing import pack_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -192,16 +191,12 @@ class _Decoding:
         )
 
     def _job(self, there: Mapping[SequenceRange, Sequence[LiveFile]]) -> dict[SequenceRange, list[Report]]:
-        cores = parallelism(self.spark)
-        parts = [(one, part) for one, files in there.items() for part in pieces(files, cores)]
-        todo = [pickle.dumps(Share(number, one, part)) for number, (one, part) in enumerate(parts)]
+        def cut(cores: int) -> list[Share]:
+            parts = [(one, part) for one, files in there.items() for part in pieces(files, cores)]
+            return [Share(number, one, part) for number, (one, part) in enumerate(parts)]
+
         by_range: dict[SequenceRange, list[Report]] = {}
-        if not todo:
-            return by_range
-        with job_errors(REMEDY):
-            found = share_tasks(self.spark, todo, self.task, "report binary").collect()
-        for row in found:
-            report: Report = pickle.loads(row["report"])  # noqa: S301  our own tasks wrote it
+        for report in tasks.reports(self.spark, cut, self.task, REMEDY):
             by_range.setdefault(report.range, []).append(report)
         return by_range
 
@@ -271,19 +266,15 @@ class _Decoding:
 
 
 def pieces(files: Sequence[LiveFile], cores: int) -> list[tuple[Piece, ...]]:
-    """What each task of a range gets: as little as is worth a task, until all cores have one; then TASK_BYTES, in whole
-    rounds, so that no core idles in the last. Files are cut where they are, their row groups go to whoever has their
-    first byte; files without rows are nobody's."""
+    """What each task of a range gets. Files are cut where they are, their row groups go to whoever has their first
+    byte; files without rows are nobody's."""
     cut = [
         Piece(file.path, file.size, start, min(start + _PIECE_BYTES, file.size))
         for file in files
         if file.rows != 0
         for start in range(0, file.size, _PIECE_BYTES)
     ]
-    total = sum(piece.stop - piece.start for piece in cut)
-    tasks = -(-total // TASK_BYTES)
-    at_least = min(-(-tasks // cores) * cores, -(-total // _WORTH_A_TASK))
-    packed = pack([piece.stop - piece.start for piece in cut], TASK_BYTES, max(at_least, 1))
+    packed = pack_for([piece.stop - piece.start for piece in cut], cores, TASK_BYTES, _WORTH_A_TASK)
     return [_joined(cut[part.start : part.stop]) for part in packed]
 
 

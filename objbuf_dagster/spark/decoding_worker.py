@@ -7,7 +7,6 @@ block of entries and what was made of it, and of its output one row group and on
 from __future__ import annotations
 
 import contextlib
-import pickle
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Literal
 
 from objbuf_dagster.decode import Decoder, Undecodable, decode_block, rows_schema
 from objbuf_dagster.decode.sizes import cuts, sizes
-from objbuf_dagster.errors import JobFailed, ObjbufError, shown
+from objbuf_dagster.errors import ObjbufError, shown
 from objbuf_dagster.lake import DataFile, LakeTable
 from objbuf_dagster.lake.files import RowsWriter
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.protocol import BLOCK_BYTES
 from objbuf_dagster.ranges import SequenceRange
-from objbuf_dagster.spark.tasks import shares_in
+from objbuf_dagster.spark.tasks import ReportingTask, unexpected
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +39,6 @@ _MOST_ROWS = 1 << 16
 _MIXED_ROWS = 1024
 """Rows read at a time where the file does not tell how large they are."""
 _ROW_BYTES = 64
-_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +94,8 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTask:
-    """The function that Spark runs: each row is a share (`share_tasks`), and gives one report.
-
-    It has the stores' credentials and goes to every task, so it must stay small: what is large, Spark writes to disk.
-    """
+class DecodeTask(ReportingTask[Share, Report]):
+    """Decodes shares of ranges."""
 
     entries: LakeTable
     decoder: Decoder
@@ -109,26 +104,17 @@ class DecodeTask:
     on_error: OnError
     job: str
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        for share in shares_in(batches):
-            report = self.do(pickle.loads(share))  # noqa: S301  the driver made it
-            yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
-
     def do(self, share: Share) -> Report:
-        """Errors become the range's: those of Spark would stop all other ranges too, and hide what they say."""
         working = _Working(self, share)
         try:
             return working.report()
         except ObjbufError as error:
             return Report(share.number, share.range, error=error)
         except ImportError:
-            raise  # the executor lacks something, for all ranges alike: the driver says what, and how to get it
+            raise
         except Exception as error:  # noqa: BLE001  memory, libraries, decoders: the other ranges have no part in it
-            said = f"{type(error).__name__}: {error}".rstrip(": ")[:_LONGEST_REASON]
             where = f"range {share.range}, decoder {self.decoder.name}, {working.where}"
-            return Report(share.number, share.range, error=JobFailed(f"{where}: {said}; {REMEDY}"))
+            return Report(share.number, share.range, error=unexpected(where, error, REMEDY))
 
 
 class _Working:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pickle
 import threading
 import time
 import uuid
@@ -28,8 +27,8 @@ from objbuf_dagster.errors import CheckFailed, InvalidInput, JobFailed, ObjbufEr
 from objbuf_dagster.lake import DataFile, LakeTable, RangeCheck, check_range, folder_of
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
-from objbuf_dagster.spark.packing import cost, pack
-from objbuf_dagster.spark.tasks import job_errors, parallelism, share_tasks
+from objbuf_dagster.spark import tasks
+from objbuf_dagster.spark.packing import cost, pack_for
 from objbuf_dagster.spark.worker import FILE_NAME, REMEDY, Report, Share, Task
 from objbuf_dagster.store import Store
 
@@ -173,14 +172,12 @@ class _Landing:
 
     def _job(self, planned: Sequence[RangeObject], job: str) -> dict[SequenceRange, list[Report]]:
         task = Task(self.buffer.fetcher(), self.buffer.manifest_path, self.table.store, job)
-        with _reporting(self.progress, self.table.store, planned, job), job_errors(REMEDY):
-            cores = parallelism(self.spark)
-            todo = [pickle.dumps(share) for one in planned for share in shares(one, cores)]
-            rows = share_tasks(self.spark, todo, task, "report binary").collect()
         by_range: dict[SequenceRange, list[Report]] = {}
-        for row in rows:
-            report: Report = pickle.loads(row["report"])  # noqa: S301  our own tasks wrote it
-            by_range.setdefault(report.range, []).append(report)
+        with _reporting(self.progress, self.table.store, planned, job):
+            for report in tasks.reports(
+                self.spark, lambda cores: [share for one in planned for share in shares(one, cores)], task, REMEDY
+            ):
+                by_range.setdefault(report.range, []).append(report)
         return by_range
 
 
@@ -190,13 +187,8 @@ def _beyond(progress: Progress | None, batches: int, amount: int) -> Progress | 
 
 
 def shares(planned: RangeObject, cores: int) -> list[Share]:
-    """What each task of a range gets: as little as is worth a task, until all cores have one; then as much as
-    TASK_BYTES, in whole rounds, so that no core idles in the last."""
-    costs = [cost(batch) for batch in planned.batches]
-    total = sum(costs)
-    tasks = -(-total // TASK_BYTES)
-    at_least = min(-(-tasks // cores) * cores, -(-total // _WORTH_A_TASK))
-    packed = pack(costs, TASK_BYTES, max(at_least, 1))
+    """What each task of a range gets."""
+    packed = pack_for([cost(batch) for batch in planned.batches], cores, TASK_BYTES, _WORTH_A_TASK)
     return [Share(range_of(planned), planned.batches[part.start : part.stop]) for part in packed]
 
 

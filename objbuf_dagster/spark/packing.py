@@ -51,6 +51,15 @@ def pack(sizes: Sequence[int], target: int, at_least: int = 1) -> list[range]:
     return _split(_fill(sizes, least, wanted), before, wanted)
 
 
+def pack_for(sizes: Sequence[int], cores: int, target: int, worth: int) -> list[range]:
+    """Shares for so many cores: as little as is worth a task, until all cores have one; then as much as `target`, in
+    whole rounds, so that no core idles in the last."""
+    total = sum(sizes)
+    tasks = -(-total // target)
+    at_least = min(-(-tasks // cores) * cores, -(-total // worth))
+    return pack(sizes, target, max(at_least, 1))
+
+
 def _fill(sizes: Sequence[int], limit: int, enough: int) -> list[range]:
     """The fewest shares of at most `limit`; stops as soon as they are more than `enough`."""
     shares: list[range] = []

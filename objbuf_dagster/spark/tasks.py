@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from objbuf_dagster.errors import JobFailed, ObjbufError
 from objbuf_dagster.lake import Column
@@ -17,6 +19,9 @@ from objbuf_dagster.spark.shipping import executor_errors
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+Share = TypeVar("Share")
+Report = TypeVar("Report")
 
 TaskFunction = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 
@@ -118,6 +123,47 @@ def shares_in(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """What such a function gets."""
     for batch in batches:
         yield from batch.column("share").to_pylist()
+
+
+class ReportingTask(ABC, Generic[Share, Report]):
+    """The function that Spark runs, where each share is a value of the driver's and gives one report.
+
+    It has the stores' credentials and goes to every task, so it must stay small: what is large, Spark writes to disk.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def do(self, share: Share) -> Report:
+        """What one share gives. Errors of a range belong into its report: raised, they would stop all other ranges too,
+        and Spark would hide what they say. ImportError is raised: the executor lacks something, for all ranges alike,
+        and the driver says what, and how to get it."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for share in shares_in(batches):
+            report = self.do(pickle.loads(share))  # noqa: S301  the driver made it
+            yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
+
+
+def unexpected(where: str, error: Exception, remedy: str) -> JobFailed:
+    """What a report says of an error that is none of ours: memory, libraries, defects."""
+    said = f"{type(error).__name__}: {error}".rstrip(": ")[:_LONGEST_REASON]
+    return JobFailed(f"{where}: {said}; {remedy}")
+
+
+def reports(
+    spark: SparkSession, cut: Callable[[int], Iterable[Share]], task: ReportingTask[Share, Report], remedy: str
+) -> list[Report]:
+    """Run a job with the shares that `cut` makes for so many cores, and return their reports, in no order.
+
+    Raises as `job_errors`.
+    """
+    with job_errors(remedy):
+        shares = [pickle.dumps(share) for share in cut(parallelism(spark))]
+        rows = share_tasks(spark, shares, task, "report binary").collect() if shares else []
+    return [pickle.loads(row["report"]) for row in rows]  # noqa: S301  our own tasks wrote it
 
 
 def parallelism(spark: SparkSession) -> int:

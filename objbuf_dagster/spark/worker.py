@@ -6,7 +6,6 @@ Runs on executors, which may have this package only as a shipped archive.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import re
 import time
 import uuid
@@ -15,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.buffer import FetchHandle
-from objbuf_dagster.errors import JobFailed, ObjbufError, shown
+from objbuf_dagster.errors import ObjbufError, shown
 from objbuf_dagster.lake import DataFile, folder_of
 from objbuf_dagster.protocol import PlannedBatch
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.pages import EntriesFile
-from objbuf_dagster.spark.tasks import shares_in
+from objbuf_dagster.spark.tasks import ReportingTask, unexpected
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 FILE_NAME = re.compile(r"/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{8}\.parquet$")
 """A file's name tells its first and last sequence and the job that wrote it; the rest makes it unlike any other."""
@@ -32,7 +31,6 @@ FILE_NAME = re.compile(r"/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{8}\.parquet$")
 REMEDY = "nothing was committed: land it again"
 
 _FILE_BYTES = 128 << 20
-_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +58,15 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """The function that Spark runs: each row is a share (`share_tasks`), and gives one report.
-
-    It has the stores' credentials and goes to every task, so it must stay small: what is large, Spark writes to disk.
-    """
+class Task(ReportingTask[Share, Report]):
+    """Lands shares of ranges."""
 
     fetcher: FetchHandle
     manifest_path: str
     store: Store
     job: str
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        for share in shares_in(batches):
-            report = self.do(pickle.loads(share))  # noqa: S301  the driver made it
-            yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
-
     def do(self, share: Share) -> Report:
-        """Errors become the range's: those of Spark would stop all other ranges too, and hide what they say."""
         clock = _Clock()
         files: list[DataFile] = []
         done: list[int] = []
@@ -102,12 +89,11 @@ class Task:
         except ObjbufError as error:
             return Report(share.range, error=error)
         except ImportError:
-            raise  # the executor lacks something, for all ranges alike: the driver says what, and how to get it
+            raise
         except Exception as error:  # noqa: BLE001  memory, libraries, defects: the other ranges have no part in it
             at = share.batches[min(len(done), len(share.batches) - 1)].descriptor
             where = f"range {share.range}, at sequence {at.sequence}, {shown(at.location)}"
-            said = f"{type(error).__name__}: {error}".rstrip(": ")[:_LONGEST_REASON]
-            return Report(share.range, error=JobFailed(f"{where}: {said}; {REMEDY}"))
+            return Report(share.range, error=unexpected(where, error, REMEDY))
         return Report(share.range, tuple(done), tuple(records), tuple(files), bytes_read, clock.spent)
 
     def _written(self, file: EntriesFile, key: SequenceRange, first: int, last: int) -> list[DataFile]:

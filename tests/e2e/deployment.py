@@ -67,17 +67,22 @@ class Deployment:
             for sequence, index, entry in zip(columns[0], columns[1], columns[3], strict=True)
         )
 
+    def assert_settled(self) -> None:
+        """Every range is materialised, none is missing between them, and the frontier is at the end."""
+        dagster = self.dagster
+        assert dagster.not_materialised() == []
+        ranges = [SequenceRange.from_key(key) for key in dagster.materialised()]
+        assert [one.start for one in ranges] == [0, *(one.end + 1 for one in ranges[:-1])]
+        assert ranges[-1].end + 1 == dagster.frontier == dagster.next_sequence
+
     def assert_exactly_once(self) -> None:
         """What producers were told is durable is what the table holds; Dagster and the buffer say so too."""
         told = sorted(entry for ledger in self.ledgers for entry in durable(ledger))
         assert told, "nothing was produced"
         assert self.rows() == told
+        self.assert_settled()
         dagster = self.dagster
-        assert dagster.frontier == dagster.next_sequence == told[-1][0] + 1
-        assert dagster.not_materialised() == []
-        ranges = [SequenceRange.from_key(key) for key in dagster.materialised()]
-        assert [one.start for one in ranges] == [0, *(one.end + 1 for one in ranges[:-1])]
-        assert ranges[-1].end + 1 == dagster.frontier
+        assert dagster.frontier == told[-1][0] + 1
         latest = {dagster.runs_of(key)[0] for key in dagster.materialised()}
         for check in CHECKS:
             ended = dagster.checked_by(check)
