@@ -6,7 +6,6 @@ test_consumer_acks.py.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +15,7 @@ from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH, Consumer, Producer
 from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput
 from objbuf_dagster.protocol import NO_EPOCH, Manifest
 from objbuf_dagster.store import MemoryStore, RetryingStore, Store
+from tests.buffer.conftest import ThreadsLeft
 from tests.buffer.consumers import open_consumer, sequences
 from tests.support.buffers import fill, manifest_of, manifests
 from tests.support.counting import CountingStore
@@ -156,12 +156,12 @@ def test_opening_behind_what_is_dequeued_says_what_is_not_read_again(
     assert "everything before 4 is dequeued" in caplog.text
 
 
-def test_closing_flushes_and_ends_the_consumer(store: MemoryStore) -> None:
+def test_closing_flushes_and_ends_the_consumer(store: MemoryStore, threads_left: ThreadsLeft) -> None:
     fill(store, 5)
     with Consumer.open(store, gc_interval=60) as consumer:
         consumer.ack(0)
     assert manifest_of(store).first_sequence == 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "objbuf-gc"]
+    assert threads_left() == []
 
     consumer.close()
     for operation in (consumer.next_batch, consumer.flush, lambda: consumer.ack(1), lambda: consumer.ack_through(2)):
@@ -169,7 +169,9 @@ def test_closing_flushes_and_ends_the_consumer(store: MemoryStore) -> None:
             operation()
 
 
-def test_closing_a_fenced_consumer_still_ends_its_garbage_collection(store: MemoryStore) -> None:
+def test_closing_a_fenced_consumer_still_ends_its_garbage_collection(
+    store: MemoryStore, threads_left: ThreadsLeft
+) -> None:
     fill(store, 2)
     consumer = Consumer.open(store, gc_interval=60)
     consumer.ack(0)
@@ -178,7 +180,7 @@ def test_closing_a_fenced_consumer_still_ends_its_garbage_collection(store: Memo
     with pytest.raises(Fenced):
         consumer.close()
 
-    assert not [thread for thread in threading.enumerate() if thread.name == "objbuf-gc"]
+    assert threads_left() == []
 
 
 def test_a_buffer_made_anew_is_noticed(store: MemoryStore) -> None:

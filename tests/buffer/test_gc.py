@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable
 
@@ -22,6 +21,7 @@ from objbuf_dagster.errors import (
 from objbuf_dagster.ranges import Limits, RangeLedger, plan
 from objbuf_dagster.store import Blob, MemoryStore, Store
 from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked, planned_and_acked_now
+from tests.buffer.conftest import ThreadsLeft
 from tests.support.buffers import append, batch_name, fill, manifest_of, manifests, put_batch
 from tests.support.clocked import ClockedStore
 from tests.support.counting import CountingStore
@@ -300,7 +300,7 @@ def test_what_is_no_range_object_does_not_stop_it() -> None:
     assert collector(store, DAY).collect_once().deleted == (orphan,)
 
 
-def test_a_consumer_collects_in_the_background_until_it_is_closed() -> None:
+def test_a_consumer_collects_in_the_background_until_it_is_closed(threads_left: ThreadsLeft) -> None:
     store = MemoryStore()
     put_batch(store, batch_name(T0))
     with Consumer.open(store, gc_interval=0.05):
@@ -308,7 +308,7 @@ def test_a_consumer_collects_in_the_background_until_it_is_closed() -> None:
         while paths(store) != {"ingest/manifest"} and time.monotonic() < deadline:
             time.sleep(0.02)
         assert paths(store) == {"ingest/manifest"}
-    assert not [thread for thread in threading.enumerate() if thread.name == "objbuf-gc"]
+    assert threads_left() == []
 
 
 def test_the_collecting_thread_outlives_failures_and_ends_when_fenced(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from objbuf_dagster.errors import InvalidInput, ObjbufError, StorageUnavailable,
 from objbuf_dagster.protocol import Compression
 from objbuf_dagster.protocol.ulid import batch_time_ms
 from objbuf_dagster.store import Conflict, MemoryStore, Payload, RetryingStore, Store
+from tests.buffer.conftest import ThreadsLeft
 from tests.buffer.producers import NEVER, GateStore, landed
 from tests.support.buffers import append, manifest_of
 from tests.support.faults import AT_ONCE, Call, Delay, Fault, FaultStore
@@ -33,7 +34,7 @@ def test_durable_means_the_batch_is_there_and_in_the_manifest(any_store: Store, 
         assert entry.metadata[0].ingestion_time_ms == handle.ingestion_time_ms
 
 
-def test_closing_makes_everything_durable_and_ends_the_threads(store: MemoryStore) -> None:
+def test_closing_makes_everything_durable_and_ends_the_threads(store: MemoryStore, threads_left: ThreadsLeft) -> None:
     producer = Producer(store, flush_interval=NEVER)
     handle = producer.produce([b"a"])
     producer.close()
@@ -42,7 +43,7 @@ def test_closing_makes_everything_durable_and_ends_the_threads(store: MemoryStor
     assert isinstance(handle.result(), Durable)
     with pytest.raises(InvalidInput, match="closed"):
         producer.produce([b"b"])
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("objbuf-")]
+    assert threads_left() == []
 
 
 def test_many_threads_lose_nothing_and_each_keeps_its_order(any_store: Store) -> None:
@@ -192,7 +193,7 @@ def test_who_ignores_the_handles_learns_of_a_failure_when_flushing(store: Memory
         producer.flush()
 
 
-def test_flush_and_close_raise_what_went_wrong(store: MemoryStore) -> None:
+def test_flush_and_close_raise_what_went_wrong(store: MemoryStore, threads_left: ThreadsLeft) -> None:
     faults = FaultStore(store, lambda call: "unavailable")
     producer = Producer(faults, flush_interval=NEVER)
     producer.produce([b"a"])
@@ -201,7 +202,7 @@ def test_flush_and_close_raise_what_went_wrong(store: MemoryStore) -> None:
     producer.produce([b"b"])
     with pytest.raises(StorageUnavailable):
         producer.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("objbuf-")]
+    assert threads_left() == []
 
 
 def test_a_broken_store_leaves_nobody_waiting(store: MemoryStore) -> None:

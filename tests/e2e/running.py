@@ -59,6 +59,16 @@ _FAILED_TICKS = """query($sensor: SensorSelector!) { sensorOrError(sensorSelecto
 _SENSOR = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf", "sensorName": "buffer_sensor"}
 
 
+def is_run(command: str) -> bool:
+    """Whether this is the process of a run, by its command line."""
+    return "multiprocessing.spawn" in command
+
+
+def is_jvm(command: str) -> bool:
+    """Whether this is Spark's JVM, and not the short-lived one that only says how to start it."""
+    return command.split(maxsplit=1)[0].endswith("java") and " org.apache.spark.launcher.Main " not in command
+
+
 class Dagster:
     """One deployment: a home, a buffer and a lake below `place`, and `dagster dev` for as long as it runs.
 
@@ -185,8 +195,8 @@ class Dagster:
 
     def _runs_with_spark(self) -> list[int]:
         all_of_it = self.left()
-        jvms = {pid for pid, command in all_of_it.items() if command.split()[0].endswith("java")}
-        runs = [pid for pid, command in all_of_it.items() if "multiprocessing.spawn" in command]
+        jvms = {pid for pid, command in all_of_it.items() if is_jvm(command)}
+        runs = [pid for pid, command in all_of_it.items() if is_run(command)]
         return [pid for pid in runs if jvms & descendants(pid).keys()]
 
     def left(self) -> dict[int, str]:

@@ -28,7 +28,7 @@ from objbuf_dagster.store import LocalStore
 from tests.dev.launches import CODE, environment
 from tests.e2e.deployment import SETTINGS, Deployment
 from tests.e2e.producing import durable, sent, start
-from tests.e2e.running import running
+from tests.e2e.running import is_jvm, is_run, running
 from tests.prove.proof import Proof, Size, timed
 from tests.spark.processes import descendants, is_alive, wait_until
 from tests.support.buffers import batch_name
@@ -91,6 +91,8 @@ class Stage:
     deployed: Deployment
     producers: list[subprocess.Popen[bytes]]
     landed: int = 0
+    haste: float = 1.0
+    """Lives last as long as the machine is slow. Whoever missed one waits for half as long the next time."""
 
     def produce(self) -> None:
         """Start producers, and return when they produce."""
@@ -112,12 +114,16 @@ class Stage:
         dagster.wait_until(f"there is {what}", look)
         return there[0]
 
+    def wait(self, chance: random.Random, most: float) -> None:
+        """Let a life go on for up to so many seconds."""
+        time.sleep(chance.uniform(0, most) / self.haste)
+
     def kill_runs_when(self, moment: Callable[[], object]) -> bool:
         """Kill what runs as soon as the moment has come: all runs, since nobody knows whose it was.
 
         False if none was left: between two looks it may be over, on a machine that is slow at the wrong time.
         """
-        self.first("a run", _is_run)
+        self.first("a run", is_run)
         deadline = time.monotonic() + 300
         runs: list[int] = []
         seen = 0.0
@@ -129,7 +135,7 @@ class Stage:
         return kill(*runs) > 0
 
     def _runs(self) -> list[int]:
-        return [pid for pid, line in self.deployed.dagster.left().items() if _is_run(line)]
+        return [pid for pid, line in self.deployed.dagster.left().items() if is_run(line)]
 
     def committed(self) -> set[int]:
         """The sequences in the table."""
@@ -166,10 +172,7 @@ class Stage:
             rows,
         )
         dagster = self.deployed.dagster
-        ranges = [SequenceRange.from_key(key) for key in dagster.materialised()]
-        assert dagster.not_materialised() == []
-        assert [one.start for one in ranges] == [0, *(one.end + 1 for one in ranges[:-1])], "the ranges have a hole"
-        assert dagster.frontier == dagster.next_sequence == ranges[-1].end + 1
+        self.deployed.assert_settled()
         assert {sequence for sequence, _, _ in rows} == set(range(dagster.frontier))
         assert missing_batches(dagster.buffer) == []
 
@@ -240,8 +243,8 @@ def _everything(stage: Stage, chance: random.Random) -> bool:
 
 def _run(stage: Stage, chance: random.Random) -> bool:
     stage.produce()
-    found = stage.first("a run", _is_run)
-    time.sleep(chance.uniform(0, 10))
+    found = stage.first("a run", is_run)
+    stage.wait(chance, 10)
     below = descendants(found)
     killed = kill(found) if found in stage.deployed.dagster.left() else 0
     wait_until(lambda: not any(map(is_alive, below)), seconds=300)  # its JVM and workers among them
@@ -250,8 +253,8 @@ def _run(stage: Stage, chance: random.Random) -> bool:
 
 def _jvm(stage: Stage, chance: random.Random) -> bool:
     stage.produce()
-    found = stage.first("a JVM", _is_jvm)
-    time.sleep(chance.uniform(0, 6))
+    found = stage.first("a JVM", is_jvm)
+    stage.wait(chance, 6)
     return found in stage.deployed.dagster.left() and kill(found) == 1
 
 
@@ -259,7 +262,7 @@ def _worker(stage: Stage, chance: random.Random) -> bool:
     """Python's processes for Spark's tasks."""
     stage.produce()
     found = stage.first("a worker", lambda line: "pyspark.daemon" in line)
-    time.sleep(chance.uniform(0, 0.3))
+    stage.wait(chance, 0.3)
     return found in stage.deployed.dagster.left() and kill(*descendants(found), found) > 0
 
 
@@ -307,7 +310,7 @@ def _collector(stage: Stage, chance: random.Random) -> bool:
     command = [sys.executable, "-m", "objbuf_dagster.cli", "gc", buffer.as_uri()]
     command += ["--grace", "0", "--retention", "0", "--yes"]
     collecting = subprocess.Popen(command, cwd=CODE, env=environment(), stdout=subprocess.DEVNULL)
-    wait_until(lambda: collecting.poll() is not None or not all_there(buffer, litter[:1]), seconds=300, every=0.001)
+    wait_until(lambda: collecting.poll() is not None or not (buffer / litter[0]).exists(), seconds=300, every=0.001)
     collecting.kill()
     killed = collecting.wait() == -signal.SIGKILL
     assert missing_batches(buffer) == []
@@ -317,18 +320,6 @@ def _collector(stage: Stage, chance: random.Random) -> bool:
     assert not any((buffer / one).exists() for one in litter), "what nobody names is still there"
     stage.produce()
     return killed
-
-
-def all_there(buffer: Path, paths: list[str]) -> bool:
-    return all((buffer / path).exists() for path in paths)
-
-
-def _is_run(line: str) -> bool:
-    return "multiprocessing.spawn" in line
-
-
-def _is_jvm(line: str) -> bool:
-    return line.split(maxsplit=1)[0].endswith("java")
 
 
 TARGETS: dict[str, Callable[[Stage, random.Random], bool]] = {
