@@ -292,13 +292,13 @@ def test_ctrl_c_ends_spark_and_keeps_and_acks_what_has_landed(tmp_path: Path) ->
         finally:
             process.kill()
 
-    assert process.returncode == 130
+    text = "".join(shown)
+    assert process.returncode == 130, text
     assert any("java" in command for command in children.values())
     eventually(lambda: not any(map(is_alive, children)))
     assert out.decode().splitlines()[-1] == "acked through 15: the frontier is 16, 1 batch in the queue"
     assert peek(store).frontier == 16
     assert len(table_of(root).ranges()) == 16
-    text = "".join(shown)
     assert text.startswith("\rstarting Spark\x1b[K")
     assert re.search(r"\r\[#+-*\] +\d+%  \d+ of 17 batches  \d+ bytes of 204 bytes", text)
     assert text.endswith("\r\x1b[Kobjbuf: interrupted\r\n")
