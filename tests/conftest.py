@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,12 @@ from tests.support.versitygw import Unavailable
 
 settings.register_profile("suite", derandomize=True, database=None, deadline=None)
 settings.load_profile("suite")  # the same inputs in every run, and nothing left behind
+
+
+def pytest_configure() -> None:
+    """Tests that run in the background of a script ignore Ctrl-C, and whatever they start would, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _LONGEST_FIRST = ("tests/e2e", "tests/prove", "tests/spark", "tests/orchestration")

@@ -57,6 +57,7 @@ class Cluster:
             except ObjbufError:
                 raise
             except Exception as error:
+                _raise_interrupt(error)
                 raise click.ClickException(f"Spark does not start on {self}: {reason(error)}") from error
             if threading.current_thread() is threading.main_thread() and on_interrupt is not None:
                 signal.signal(signal.SIGINT, on_interrupt)  # PySpark's asks the JVM, also amid an answer of the JVM
@@ -82,6 +83,7 @@ class Cluster:
         try:
             spark.range(1).count()
         except Exception as error:
+            _raise_interrupt(error)
             raise click.ClickException(f"Spark on {self} does not answer any more: {reason(error)}") from error
 
     def check_reachable(self) -> None:
@@ -157,6 +159,12 @@ def reason(error: BaseException) -> str:
     from objbuf_dagster.spark import tasks  # what only a failure needs
 
     return tasks.reason(error)
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    from objbuf_dagster.spark import tasks
+
+    tasks.raise_interrupt(error)
 
 
 def cluster_options(command: Command) -> Command:

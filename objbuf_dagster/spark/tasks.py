@@ -77,7 +77,7 @@ def ddl(columns: Iterable[Column]) -> str:
 def job_errors(remedy: str) -> Iterator[None]:
     """Around what runs a job, and nothing else: what Spark raises, page after page, in one line, and the remedy.
 
-    Raises ExecutorNotReady or JobFailed, with Spark's own as the cause.
+    Raises ExecutorNotReady or JobFailed, with Spark's own as the cause, and KeyboardInterrupt.
     """
     try:
         with executor_errors():
@@ -85,7 +85,20 @@ def job_errors(remedy: str) -> Iterator[None]:
     except Exception as error:
         if not _is_sparks(error):
             raise
+        raise_interrupt(error)
         raise JobFailed(f"Spark ended the job: {reason(error)}; {remedy}") from error
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise KeyboardInterrupt if that is what this error of Spark's is about.
+
+    When Py4J is interrupted it tells the JVM so, and what fails in that takes the place of the interrupt.
+    """
+    seen = error
+    while seen.__context__ is not None:
+        seen = seen.__context__
+        if isinstance(seen, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
 
 
 def _is_sparks(error: Exception) -> bool:

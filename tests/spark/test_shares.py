@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]  # it has no types
 from pyspark.sql import SparkSession
 
 from objbuf_dagster.errors import JobFailed
@@ -151,6 +152,19 @@ def test_a_killed_worker_is_told_as_such(spark: SparkSession) -> None:
 def test_a_spark_that_is_gone_fails_the_job() -> None:
     with pytest.raises(JobFailed, match=r"Connection refused; do it again"), job_errors("do it again"):
         raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_interrupt_is_one_also_when_telling_the_jvm_of_it_fails() -> None:
+    """As in Py4J's `send_command`; the range would be called failed otherwise, and the next one begun."""
+
+    def send() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise Py4JNetworkError("Answer from Java side is empty")  # noqa: B904  as Py4J does
+
+    with pytest.raises(KeyboardInterrupt), job_errors("do it again"):
+        send()
 
 
 def test_errors_that_are_not_sparks_pass_as_they_are() -> None:
