@@ -275,6 +275,8 @@ def _says_no_object(error: BaseException) -> bool:
 
 def _not_the_object(error: BaseException) -> StorageError:
     """A missing manifest is an empty queue, so a 404 from a proxy, or for a wrong key, must not look like one."""
+    if "NoSuchUpload" in str(error):  # an upload in parts that was finished, and whose answer was lost: put it again
+        return TransientError(_first_line(error))
     reason = _NO_BUCKET if _BUCKET_IS_MISSING.search(str(error)) else _NOT_THE_OBJECT
     return StorageError(f"{reason}: {_first_line(error)}")
 
