@@ -49,7 +49,7 @@ def stat_table(place: Lake, as_json: bool) -> None:
     """
     from objbuf_dagster.lake import stat
 
-    table = place.open()
+    table = place.open(any_columns=True)
     found = stat(table)
     _note_if_empty(found.version, table)
     if as_json:
@@ -125,7 +125,7 @@ def maintain(place: Lake, dry_run: bool, retention: float, yes: bool) -> None:
             f"a --retention of {duration(retention)} could delete the files of a landing that is still running: give "
             "at least 1h"
         )
-    table = place.open()
+    table = place.open(any_columns=True)
     report = maintain_table(table, retention=retention, dry_run=True)
     _note_if_empty(report.version, table)
     if not dry_run:

@@ -106,9 +106,12 @@ class Lake:
     table: str = TABLE
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def open(self) -> LakeTable:
-        """Its table; nothing is read yet. Raises InvalidInput."""
-        from objbuf_dagster.lake import LakeTable
+    def open(self, *, any_columns: bool = False) -> LakeTable:
+        """Its table, with the columns of `entries` or, to look after it, with any; nothing is read yet.
+
+        Raises InvalidInput.
+        """
+        from objbuf_dagster.lake import ENTRIES, LakeTable
         from objbuf_dagster.store import check_path, open_store
 
         _quieten_logging()
@@ -116,7 +119,8 @@ class Lake:
             raise click.UsageError("options are for buckets: a lake in a directory has no settings, leave them out")
         open_store(self.url, options=self.options)  # what is wrong with it is easier told without the table's name
         check_path(self.table)
-        return LakeTable(f"{self.url}{'' if self.url.endswith('/') else '/'}{self.table}", options=self.options)
+        url = f"{self.url}{'' if self.url.endswith('/') else '/'}{self.table}"
+        return LakeTable(url, None if any_columns else ENTRIES, options=self.options)
 
 
 def scheme_of(url: str) -> str:

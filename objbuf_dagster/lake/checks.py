@@ -7,7 +7,7 @@ what that takes of memory depends on neither rows nor files. A table is checked 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -54,11 +54,16 @@ class RangeCheck:
 
 
 def check_range(
-    table: LakeTable, planned: RangeObject, files: Sequence[DataFile], records: Mapping[int, int]
+    table: LakeTable,
+    planned: RangeObject,
+    files: Sequence[DataFile],
+    records: Mapping[int, int],
+    quarantined: Collection[int] = (),
 ) -> tuple[RangeCheck, ...]:
     """Whether these files, which no commit need name, hold exactly the rows of the range; in the order of CHECKS.
 
     records: how many each batch has, by sequence, as its footer says.
+    quarantined: sequences of the batches that the range lands without: they must have no rows, and need no footer.
 
     contiguous_sequences: each batch that has records has rows, and no row is of a sequence outside the range. (That no
         sequence between its first and its last is left out, a RangeObject holds by itself.)
@@ -68,14 +73,14 @@ def check_range(
     Batches without records have no rows, which is right, also if they are all of the range. Reads only. Raises
     StorageUnavailable (retry), StorageError, NotFound, and CorruptData for a file that cannot be read.
     """
-    tally = _Tally(planned, records)
+    tally = _Tally(planned, {**records, **dict.fromkeys(quarantined, 0)})
     ordered = sorted(files, key=_order)
     source = table.filesystem({file.path: file.size for file in ordered})
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         seen = list(pool.map(lambda number: _scan(source, ordered[number], number, tally), range(len(ordered))))
     return (
-        _contiguous(planned, tally, seen),
-        _matching(planned, tally, seen, ordered),
+        _contiguous(planned, tally, seen, sorted(quarantined)),
+        _matching(planned, tally, seen, ordered, len(quarantined)),
         _without_duplicates(planned, seen),
     )
 
@@ -218,13 +223,14 @@ def _numbers(column: Any) -> Numbers:
     return numbers
 
 
-def _contiguous(planned: RangeObject, tally: _Tally, seen: Sequence[_Seen]) -> RangeCheck:
+def _contiguous(planned: RangeObject, tally: _Tally, seen: Sequence[_Seen], quarantined: Sequence[int]) -> RangeCheck:
     import numpy as np
 
     missing = np.flatnonzero((tally.expected > 0) & (tally.rows == 0))
     numbers = {
         "batches": len(planned.batches),
-        "batches_without_records": int(np.count_nonzero(tally.expected == 0)),
+        "batches_without_records": int(np.count_nonzero(tally.expected == 0)) - len(quarantined),
+        "batches_quarantined": len(quarantined),
         "batches_missing": len(missing),
         "rows_outside": sum(file.outside for file in seen),
     }
@@ -241,12 +247,15 @@ def _contiguous(planned: RangeObject, tally: _Tally, seen: Sequence[_Seen]) -> R
         sequence, records = tally.start + int(missing[0]), int(tally.expected[missing[0]])
         text = f"sequence {sequence} has {records} records and not one row in any of {len(seen)} files"
         return _failed(CHECKS[0], text, numbers, _Row(sequence, 0))
+    but = f" but those that are quarantined: {_few(quarantined)}" if quarantined else ""
     return RangeCheck(
-        CHECKS[0], True, f"the rows are of the sequences {range_of(planned)}, and no batch is missing", numbers
+        CHECKS[0], True, f"the rows are of the sequences {range_of(planned)}, and no batch is missing{but}", numbers
     )
 
 
-def _matching(planned: RangeObject, tally: _Tally, seen: Sequence[_Seen], files: Sequence[DataFile]) -> RangeCheck:
+def _matching(
+    planned: RangeObject, tally: _Tally, seen: Sequence[_Seen], files: Sequence[DataFile], quarantined: int
+) -> RangeCheck:
     import numpy as np
 
     different = np.flatnonzero(tally.rows != tally.expected)
@@ -268,7 +277,7 @@ def _matching(planned: RangeObject, tally: _Tally, seen: Sequence[_Seen], files:
             return _failed(
                 CHECKS[1], f"{file.path} has {file.rows} rows, and its writer said {said.rows}", numbers, None, file
             )
-    text = f"the {numbers['rows']} rows are as many as the footers of {len(planned.batches)} batches say"
+    text = f"the {numbers['rows']} rows are as many as the footers of {len(planned.batches) - quarantined} batches say"
     return RangeCheck(CHECKS[1], True, text, numbers)
 
 

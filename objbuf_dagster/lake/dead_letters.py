@@ -15,13 +15,15 @@ no letter before and there is none now, nothing is committed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.lake.files import DataFile, LiveFile, RowsWriter
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.lake.schema import ENTRIES, Column, TableSchema
 from objbuf_dagster.lake.table import LakeTable, Metadata
+from objbuf_dagster.ranges import SequenceRange
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +43,12 @@ DEAD_LETTERS = TableSchema(
 """The table `dead_letters`: what `entries` says of the entry, why it failed, and the version of the decoder that said
 so, whose name is the second partition column."""
 
+DEAD_LETTERS_NAME = "dead_letters"
+"""The table's folder in a lake, unless somebody says otherwise."""
+
+QUARANTINE = "quarantine"
+"""The decoder of letters that stand for a whole batch, which was left out: they have entry index 0 and no bytes."""
+
 _KEY = ["_odb_sequence", "_odb_entry_index"]
 _KEY_TYPE = [(name, "i8") for name in _KEY]
 _KEY_ROWS = 1 << 16
@@ -48,21 +56,52 @@ _LETTER_ROWS = 256
 
 
 def read_letters(
-    table: LakeTable, ranges: Collection[str] | None = None, decoder: str | None = None
+    table: LakeTable,
+    ranges: Collection[str] | None = None,
+    decoder: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[LiveFile, pa.RecordBatch]]:
     """The letters of these ranges, or of all, in bounded blocks, each with the file it is in, as the table is now.
 
-    The file tells the range and, as its `part`, the decoder. Raises what keeps a file from being read.
+    The file tells the range and, as its `part`, the decoder. Files of a range and a decoder come by their sequences.
+    columns: those that are read; all unless given. Raises what keeps a file from being read.
     """
-    for file in table.files(ranges, decoder):
-        for block in _blocks(table, file, _LETTER_ROWS):
+    for file in sorted(table.files(ranges, decoder), key=_order):
+        for block in _blocks(table, file, _LETTER_ROWS, columns):
             yield file, block
+
+
+def count_letters(
+    table: LakeTable, ranges: Collection[str] | None = None, decoder: str | None = None
+) -> dict[str, dict[SequenceRange, int]]:
+    """How many letters there are of each decoder, by rising range: from the table's log, no file is read."""
+    found: dict[str, dict[SequenceRange, int]] = {}
+    for file in sorted(table.files(ranges, decoder), key=_order):
+        if file.rows != 0:
+            of_decoder = found.setdefault(file.part or "", {})
+            one = SequenceRange.from_key(file.range)
+            of_decoder[one] = of_decoder.get(one, 0) + (file.rows or 0)
+    return found
+
+
+def letter_keys(table: LakeTable, range_key: str, decoder: str) -> set[tuple[int, int]]:
+    """Sequence and entry index of each letter of a range by a decoder."""
+    return {(int(sequence), int(index)) for sequence, index in _keys(table, table.files([range_key], decoder))}
+
+
+def letters_beside(table: LakeTable) -> LakeTable:
+    """The table `dead_letters` of the same lake. Raises InvalidInput for a table that is a whole bucket."""
+    parent, slash, _ = table.url.rpartition("/")
+    if parent.endswith("/") and not table.url.startswith("file:///"):
+        raise InvalidInput(f"{table.name} has no place beside it for dead letters: say where they are")
+    return LakeTable(f"{parent}{slash}{DEAD_LETTERS_NAME}", DEAD_LETTERS, **table.settings)
 
 
 class RangeLetters:
     """The dead letters of one range by one decoder, from those of before to exactly these.
 
     new: files of the letters that there are now, written and in no commit yet.
+    still: as `LakeTable.commit` takes it.
 
     Each step may raise what `LakeTable.commit` raises; decode the range again then.
     """
@@ -77,26 +116,36 @@ class RangeLetters:
         epoch: int,
         run_id: str | None = None,
         metadata: Metadata | None = None,
+        still: Callable[[], None] | None = None,
     ) -> None:
         self.table = table
         self.range_key = range_key
         self.decoder = decoder
         self.new = list(new)
-        self._words: dict[str, Any] = {"epoch": epoch, "run_id": run_id, "metadata": metadata}
+        self._words: dict[str, Any] = {"epoch": epoch, "run_id": run_id, "metadata": metadata, "still": still}
         self._later = False
+        self._ours: Keys | None = None
 
     def keep(self) -> None:
         """Before the rows are committed: after it, all letters are there, new and old, each once."""
         before = [file for file in self.table.files([self.range_key], self.decoder) if file.rows != 0]
         if not before and not self.new:
             return
-        old, new = self._keys(before), self._keys(self.new)
+        old, new = _keys(self.table, before), _keys(self.table, self.new)
+        self._ours = new
         self._later = len(_without(old, new)) > 0
         if not self._later:
             self._commit(self.new)
         elif len(_without(new, old)):
             self._commit([*self.new, *self._written_again(before, new)])
             self.new = self._copies()
+
+    def are_there(self) -> bool:
+        """Whether the new letters, which `keep` has kept, are still in the table: somebody else may have settled."""
+        if self._ours is None or not len(self._ours):
+            return True
+        live = _keys(self.table, self.table.files([self.range_key], self.decoder))
+        return not len(_without(self._ours, live))
 
     @property
     def unsettled(self) -> bool:
@@ -115,15 +164,6 @@ class RangeLetters:
 
     def _commit(self, files: Sequence[DataFile]) -> None:
         self.table.commit(self.range_key, files, part=self.decoder, **self._words)
-
-    def _keys(self, files: Sequence[DataFile | LiveFile]) -> Keys:
-        """Sequence and entry index of each letter, 16 bytes for each."""
-        import numpy as np
-
-        found: list[Keys] = [np.zeros(0, _KEY_TYPE)]
-        for file in files:
-            found += [_keys_of(block) for block in _blocks(self.table, file, _KEY_ROWS, _KEY)]
-        return np.concatenate(found)
 
     def _written_again(self, files: Sequence[LiveFile], known: Keys) -> tuple[DataFile, ...]:
         """The letters of these files that are not known, in files of their own."""
@@ -148,6 +188,21 @@ class RangeLetters:
             self.table.store.put(path, self.table.store.read(file.path))
             copies.append(dataclasses.replace(file, path=path))
         return copies
+
+
+def _order(file: LiveFile) -> tuple[SequenceRange, str, int, str]:
+    first = file.stats.get("minValues", {}).get(_KEY[0], -1)
+    return SequenceRange.from_key(file.range), file.part or "", first, file.path
+
+
+def _keys(table: LakeTable, files: Sequence[DataFile | LiveFile]) -> Keys:
+    """Sequence and entry index of each letter, 16 bytes for each."""
+    import numpy as np
+
+    found: list[Keys] = [np.zeros(0, _KEY_TYPE)]
+    for file in files:
+        found += [_keys_of(block) for block in _blocks(table, file, _KEY_ROWS, _KEY)]
+    return np.concatenate(found)
 
 
 def _without(some: Keys, others: Keys) -> Keys:

@@ -294,11 +294,13 @@ def check_replacing(
     name: str,
     *,
     every_batch: bool,
+    batches: Collection[str] = (),
 ) -> None:
     """Refuse what would put rows into the table `name` twice, or lose those of others.
 
     live: the files that the range has now.
-    every_batch: the table has every batch of a range, so files of the same range must name the same batches.
+    every_batch: the table has every batch of a range, so files of the same range must name the same batches,
+    batches: or these, if some may have been left out, then or now.
     """
     used = {file.path for file in live} & {file.path for file in landing}
     if used:
@@ -310,7 +312,7 @@ def check_replacing(
             "there twice. Were range objects deleted or the buffer made anew? Land into another table"
         )
     there, ours = batches_of(live), batches_of(landing)
-    if every_batch and there and ours and there != ours:
+    if every_batch and there and ours and there != ours and not set(there) <= set(batches):
         raise BufferReplaced(
             f"range {range_key} of {name} came from {there[0]} to {there[1]}, and would be replaced by "
             f"{ours[0]} to {ours[1]}; or the table is another buffer's, and this one needs a table of its own"

@@ -18,16 +18,15 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from objbuf_dagster import __version__
 from objbuf_dagster.errors import InvalidInput, NotFound, StorageError, StorageUnavailable
-from objbuf_dagster.lake.durable import sync_before_commit, sync_log
+from objbuf_dagster.lake.delta import METADATA_KEY, SOFTWARE, DeltaPlace, different_columns
+from objbuf_dagster.lake.durable import sync_before_commit
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.files import (
     DataFile,
@@ -42,26 +41,17 @@ from objbuf_dagster.lake.files import (
     is_there,
     partition_of,
 )
-from objbuf_dagster.lake.location import local_root, storage_options
-from objbuf_dagster.lake.reading import bucket_files, local_files
-from objbuf_dagster.lake.schema import ENTRIES, TableSchema
-from objbuf_dagster.store import RetryPolicy, open_store
+from objbuf_dagster.lake.schema import ENTRIES, RANGE_COLUMN, TableSchema
+from objbuf_dagster.store import RetryPolicy
 from objbuf_dagster.store.cloud import Credentials
 
 if TYPE_CHECKING:
     import deltalake
-    import pyarrow.fs
 
-METADATA_KEY = "objbuf"
-"""Where a commit's own words are in Delta's commitInfo."""
-
-SOFTWARE = f"objbuf-dagster {__version__}"
-
-CHECKPOINT_INTERVAL = 10
-"""Commits between checkpoints. Loading reads every commit since the last one, each twice: few is fast, and a
-checkpoint is small next to the data of ten ranges."""
+__all__ = ["METADATA_KEY", "SOFTWARE", "Commit", "LakeTable", "Metadata"]
 
 _OUR_METADATA = ("range", "rows", "epoch", "software", "run_id")
+_MOST_PARTITIONS = 2
 _CONTENTION = RetryPolicy(base_seconds=0.05, cap_seconds=2.0)
 
 Metadata = Mapping[str, str | int | float | bool | None]
@@ -82,11 +72,12 @@ class Commit:
     attempts: int
 
 
-class LakeTable:
+class LakeTable(DeltaPlace):
     """The table at `url`, made by the first commit. Nothing is read or written yet.
 
     url: `file:///dir`, a directory, `s3://bucket/prefix`, `gs://...` or `az://...`.
-    schema: its columns; a table that is there with others is refused.
+    schema: its columns; a table that is there with others is refused. None takes a table with whatever columns it has,
+        to look at it and to look after it: nothing can land in it.
     options, credentials, retry, timeout_seconds: as `open_store` takes them; deltalake gets the same.
 
     It can be pickled; `store` is where tasks put data files: `table.store.put(table.new_path(key), parts)`.
@@ -102,29 +93,22 @@ class LakeTable:
     def __init__(
         self,
         url: str | os.PathLike[str],
-        schema: TableSchema = ENTRIES,
+        schema: TableSchema | None = ENTRIES,
         *,
         options: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
         retry: RetryPolicy | None = None,
         timeout_seconds: float = 60.0,
     ) -> None:
-        self.url = os.fspath(url).rstrip("/")
-        self.schema = schema
-        self.store = open_store(
-            self.url, options=options, credentials=credentials, retry=retry, timeout_seconds=timeout_seconds
-        )
-        self.root = local_root(self.url, self.store)
-        """The directory, of a table on a local disk."""
-        self._settings = (dict(options or {}), credentials, retry or RetryPolicy(), timeout_seconds)
-
-    def __repr__(self) -> str:
-        return f"LakeTable({self.name!r})"  # not the options: they may be secrets
+        super().__init__(url, options=options, credentials=credentials, retry=retry, timeout_seconds=timeout_seconds)
+        self._schema = schema
 
     @property
-    def name(self) -> str:
-        """The URL without what may be secret in it."""
-        return re.sub(r"//.*@", "//...@", self.url)
+    def schema(self) -> TableSchema:
+        """Raises InvalidInput for a table that was opened with any columns."""
+        if self._schema is None:
+            raise InvalidInput(f"{self.name} was opened with whatever columns it has: say which, to land in it")
+        return self._schema
 
     def new_path(self, range_key: str, part: str | None = None) -> str:
         """A path for one data file of this range, never given before."""
@@ -144,6 +128,8 @@ class LakeTable:
         run_id: str | None = None,
         metadata: Metadata | None = None,
         give_up_after: float = 300.0,
+        batches: Collection[str] = (),
+        still: Callable[[], None] | None = None,
     ) -> Commit:
         """Make these files the range, in one commit; its other files are taken out. Durable when it returns.
 
@@ -154,6 +140,12 @@ class LakeTable:
 
         The files must be complete and their names new (`new_path`). Committing the same files again changes nothing.
         After an error the table has the old range or the new one. Lost races are repeated for `give_up_after` seconds.
+
+        batches: names of all batches of the range, if its rows need not be of each: those of before may be of others
+            among them then.
+        still: raises if what the caller knew does not hold any more; nothing is committed then. It is asked after the
+            table was loaded, by each attempt: who commits because of a change comes after it, or makes this one ask
+            again.
 
         Raises StorageUnavailable (retry), NotFound or CorruptData for a file that is not there as said (land the range
         again), InvalidInput for a foreign table, or for a range that shares sequences with another one, and
@@ -174,7 +166,7 @@ class LakeTable:
                 raise
             live = snapshot.live([range_key], part)
             if is_there(live, files, landing):
-                self._sync(snapshot.version)
+                self.sync(snapshot.version)
                 return Commit(snapshot.version, len(landing) if attempts else 0, 0, attempts)
             if failure is not None and not isinstance(failure, StorageUnavailable):
                 raise failure
@@ -183,7 +175,9 @@ class LakeTable:
                     f"other commits to {self.name} came first {attempts} times in {give_up_after:g} s: land range "
                     f"{range_key} again later, or run fewer landings at once"
                 )
-            check_replacing(snapshot, range_key, live, landing, self.name, every_batch=self.schema == ENTRIES)
+            every = self.schema == ENTRIES
+            check_replacing(snapshot, range_key, live, landing, self.name, every_batch=every, batches=batches)
+            (still or _always)()
             if not attempts:
                 check_there(self.store, landing)
                 if not landing:
@@ -192,17 +186,25 @@ class LakeTable:
                     sync_before_commit(self.root)
             attempts += 1
             try:
-                self._write(snapshot, partition, landing, words)
+                self._replace(snapshot, partition, landing, words)
             except LostRace:
                 failure = None
             except StorageError as error:  # also what came after a commit that did happen: see whether it is there
                 failure = error
             else:
-                self._sync(snapshot.version + 1)
+                self.sync(snapshot.version + 1)
                 return Commit(snapshot.version + 1, len(landing), len(live), attempts)
             time.sleep(min(_CONTENTION.pause(attempts), max(0.0, deadline - time.monotonic())))
 
-    def check(self, range_key: str, files: Sequence[DataFile], part: str | None = None) -> None:
+    def _replace(
+        self, snapshot: Snapshot, partition: Mapping[str, str], files: Sequence[DataFile], words: Metadata
+    ) -> None:
+        filters = [(column, "=", value) for column, value in partition.items()]
+        self._write(snapshot.delta, [add_action(partition, file) for file in files], words, replace=filters)
+
+    def check(
+        self, range_key: str, files: Sequence[DataFile], part: str | None = None, batches: Collection[str] = ()
+    ) -> None:
         """Raise what `commit` would raise for these files, as far as it can be known without one; nothing is written.
 
         A table that is not there is not made. What others commit in the meantime may still make the commit fail.
@@ -214,20 +216,9 @@ class LakeTable:
         snapshot = self.snapshot()
         live = snapshot.live([range_key], part) if snapshot else []
         if snapshot is not None and not is_there(live, files, files):
-            check_replacing(snapshot, range_key, live, files, self.name, every_batch=self.schema == ENTRIES)
+            every = self.schema == ENTRIES
+            check_replacing(snapshot, range_key, live, files, self.name, every_batch=every, batches=batches)
         check_there(self.store, files)
-
-    def filesystem(self, sizes: Mapping[str, int] | None = None) -> pyarrow.fs.FileSystem:
-        """The files below the table for pyarrow to read, also those that no commit names, and before there is a table.
-
-        sizes: of files by path, as far as they are known: opening these asks nothing. For others in a bucket it asks
-            for the size, and no thread of this process runs until the answer is there.
-
-        Reading from a bucket raises StorageUnavailable, StorageError, NotFound or CorruptData; from a disk, OSError.
-        """
-        if self.root is not None:
-            return local_files(self.root)
-        return bucket_files(self.name, *self._location(), sizes)
 
     def files(self, ranges: Collection[str] | None = None, part: str | None = None) -> list[LiveFile]:
         """The files of these ranges, or of all, by range and path; none if nothing has landed."""
@@ -264,73 +255,27 @@ class LakeTable:
             raise NotFound("_delta_log", f"nothing has landed in {self.name} yet")
         return snapshot.delta
 
-    def _location(self) -> tuple[str, dict[str, str] | None]:
-        if self.root is not None:
-            return str(self.root), None
-        options, credentials, retry, timeout_seconds = self._settings
-        return self.url, storage_options(self.url, options, credentials, retry=retry, timeout_seconds=timeout_seconds)
-
     def _load(self) -> Snapshot:
-        from deltalake import DeltaTable
-
-        url, settings = self._location()
+        delta = self.open_delta()
         with translated(self.name):
-            table = DeltaTable(url, storage_options=settings)
-            self._check_ours(table)
-            return Snapshot(table, self.schema.part)
+            partitions = list(delta.metadata().partition_columns)
+            if self._schema is not None:
+                self._check_ours(delta, partitions, self._schema)
+            elif partitions[:1] != [RANGE_COLUMN] or len(partitions) > _MOST_PARTITIONS:
+                raise self._foreign(partitions, RANGE_COLUMN)
+            return Snapshot(delta, partitions[1] if partitions[1:] else None)
 
     def _load_or_create(self) -> Snapshot:
-        try:
-            return self._load()
-        except NoTable:
-            pass
-        failure: StorageError | LostRace | None = None
-        try:
-            self._create()
-        except (StorageError, LostRace) as error:  # others may have been faster, then it is there
-            failure = error
-        try:
-            return self._load()
-        except NoTable as error:
-            raise (
-                failure
-                if isinstance(failure, StorageError)
-                else StorageUnavailable(f"the table at {self.name} was made and is not there: try again")
-            ) from error
+        return self._load_or_make(self._load, lambda: self.make(self.schema.to_delta(), self.schema.partitions))
 
-    def _create(self) -> None:
-        from deltalake import CommitProperties, DeltaTable
-
-        url, settings = self._location()
-        with translated(self.name, writing=True):
-            DeltaTable.create(
-                url,
-                self.schema.to_delta(),
-                mode="error",
-                partition_by=list(self.schema.partitions),
-                configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)},
-                storage_options=settings,
-                # With retries, who loses the race for version 0 would make the table again as version 1.
-                commit_properties=CommitProperties(
-                    custom_metadata={METADATA_KEY: {"software": SOFTWARE}}, max_commit_retries=0
-                ),
-            )
-
-    def _check_ours(self, table: deltalake.DeltaTable) -> None:
-        partitions = list(table.metadata().partition_columns)
-        if partitions != list(self.schema.partitions):
+    def _check_ours(self, table: deltalake.DeltaTable, partitions: Sequence[str], schema: TableSchema) -> None:
+        if tuple(partitions) != schema.partitions:
+            raise self._foreign(partitions, ", ".join(schema.partitions))
+        different = different_columns(table, schema.to_delta())
+        if different is not None:
             raise InvalidInput(
-                f"the table at {self.name} is partitioned by {partitions}, not by {', '.join(self.schema.partitions)}: "
-                "it is not one of ours; give the landing a place of its own"
-            )
-        there, ours = _fields(table.schema().to_json()), _fields(self.schema.to_delta().to_json())
-        if there != ours:
-            different = [f"has {name}" for name in there if name not in ours]
-            different += [f"lacks {name}" for name in ours if name not in there]
-            raise InvalidInput(
-                f"the table at {self.name} has other columns than this landing writes: it "
-                f"{', '.join(different) or 'has them in another order'}; move it away, or give the landing a place "
-                "of its own"
+                f"the table at {self.name} has other columns than this landing writes: it {different}; move it away, "
+                "or give the landing a place of its own"
             )
 
     def _put_empty(self, path: str) -> DataFile:
@@ -341,28 +286,9 @@ class LakeTable:
         self.store.put(path, sink.getvalue())
         return DataFile(path, len(sink.getvalue()), 0)
 
-    def _write(
-        self, snapshot: Snapshot, partition: Mapping[str, str], files: list[DataFile], words: dict[str, Any]
-    ) -> None:
-        """One attempt, right behind this snapshot: any commit since makes it fail, with nothing written."""
-        from deltalake import CommitProperties, PostCommitHookProperties
 
-        with translated(self.name, writing=True):
-            snapshot.delta.create_write_transaction(
-                [add_action(partition, file) for file in files],
-                mode="overwrite",
-                schema=snapshot.delta.schema(),  # any other would replace the table's
-                partition_by=list(partition),
-                partition_filters=[(column, "=", value) for column, value in partition.items()],
-                # The removes are of this snapshot: deltalake must not put them behind commits that it has not seen.
-                commit_properties=CommitProperties(custom_metadata={METADATA_KEY: words}, max_commit_retries=0),
-                # Old log files go in `maintain`, once the checkpoint that replaces them is on the disk.
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
-            )
-
-    def _sync(self, version: int) -> None:
-        if self.root is not None:
-            sync_log(self.root, version - 2 * CHECKPOINT_INTERVAL)
+def _always() -> None:
+    """It still holds."""
 
 
 def _words(
@@ -380,10 +306,3 @@ def _words(
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"a commit's metadata must be JSON: {error}") from None
     return words
-
-
-def _fields(schema: str) -> list[str]:
-    return [
-        f"{field['name']} {field['type']}{'' if field['nullable'] else ' not null'}"
-        for field in json.loads(schema)["fields"]
-    ]

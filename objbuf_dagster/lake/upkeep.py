@@ -7,14 +7,19 @@ import math
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.errors import InvalidInput, NotFound, StorageUnavailable
+from objbuf_dagster.lake.delta import METADATA_KEY, SOFTWARE, DeltaPlace
 from objbuf_dagster.lake.durable import LOG, sync_log, tidy_log
-from objbuf_dagster.lake.failures import LostRace, translated
-from objbuf_dagster.lake.files import Snapshot
-from objbuf_dagster.lake.table import METADATA_KEY, SOFTWARE, LakeTable
+from objbuf_dagster.lake.failures import LostRace, NoTable, translated
+from objbuf_dagster.lake.fold import BUCKET
+from objbuf_dagster.lake.schema import RANGE_COLUMN
+from objbuf_dagster.lake.table import LakeTable
 from objbuf_dagster.ranges import SequenceRange
+
+if TYPE_CHECKING:
+    import deltalake
 
 DEFAULT_RETENTION = timedelta(days=7)
 SHORTEST_RETENTION = timedelta(hours=1)
@@ -77,7 +82,7 @@ class LakeStat:
 
 
 def maintain(
-    table: LakeTable, *, retention: timedelta | float = DEFAULT_RETENTION, dry_run: bool = False
+    table: DeltaPlace, *, retention: timedelta | float = DEFAULT_RETENTION, dry_run: bool = False
 ) -> MaintainReport:
     """Write a checkpoint, delete old log files, and delete the data files that nobody needs any more.
 
@@ -86,22 +91,25 @@ def maintain(
     and landings, must be done within it. What was replaced is kept no longer than the table's
     `delta.deletedFileRetentionDuration` (7 days unless set), if that is shorter.
 
-    May run at any time, also beside landings and itself, and may be repeated after any failure.
+    May run at any time, also beside landings and itself, and may be repeated after any failure. Of a state it is what
+    deletes the files of older versions: each commit rewrites the buckets that changed.
 
-    Raises InvalidInput for a retention below an hour; see SHORTEST_RETENTION.
+    Raises InvalidInput for a retention below an hour (see SHORTEST_RETENTION), and for a table that is not ours.
     """
     started = time.monotonic()
     hours = _hours(retention, dry_run)
-    snapshot = table.snapshot()
-    if snapshot is None:
+    try:
+        delta = _ours(table)
+    except NoTable:
         return MaintainReport(None, None, 0, 0, 0, time.monotonic() - started, dry_run)
+    version = delta.version()
     log_files = 0
     if not dry_run:
-        log_files = _compact_log(table, snapshot)
+        log_files = _compact_log(table, delta)
     paths, freed = _vacuum(table, hours, dry_run)
     return MaintainReport(
-        version=snapshot.version,
-        checkpoint_version=None if dry_run else snapshot.version,
+        version=version,
+        checkpoint_version=None if dry_run else version,
         files_deleted=paths,
         bytes_freed=freed,
         log_files_deleted=log_files,
@@ -140,21 +148,34 @@ def _hours(retention: timedelta | float, dry_run: bool) -> int:
     return math.ceil(wanted / timedelta(hours=1))
 
 
-def _compact_log(table: LakeTable, snapshot: Snapshot) -> int:
+def _ours(table: DeltaPlace) -> deltalake.DeltaTable:
+    """The newest version of a table that ranges land in, or of a state. Raises InvalidInput for any other, NoTable."""
+    delta = table.open_delta()
+    with translated(table.name):
+        partitions = list(delta.metadata().partition_columns)
+    if partitions[:1] != [RANGE_COLUMN] and partitions != [BUCKET]:
+        raise InvalidInput(
+            f"the table at {table.name} is partitioned by {partitions}: it is not one of ours, look after it with what "
+            "made it"
+        )
+    return delta
+
+
+def _compact_log(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
     """A checkpoint, then without the log files that it makes needless. Returns how many these were."""
     with translated(table.name):
-        snapshot.delta.create_checkpoint()
+        delta.create_checkpoint()
     if table.root is not None:
-        sync_log(table.root, snapshot.version)
+        sync_log(table.root, delta.version())
     before = {info.path for info in table.store.list(LOG)}
     with translated(table.name):
-        snapshot.delta.cleanup_metadata()
+        delta.cleanup_metadata()
     if table.root is not None:
         tidy_log(table.root)
     return len(before - {info.path for info in table.store.list(LOG)})
 
 
-def _vacuum(table: LakeTable, hours: int, dry_run: bool) -> tuple[int, int]:
+def _vacuum(table: DeltaPlace, hours: int, dry_run: bool) -> tuple[int, int]:
     """Returns how many files went, and their bytes. Full: what killed tasks left was never in the log."""
     from deltalake import CommitProperties
 
@@ -163,7 +184,7 @@ def _vacuum(table: LakeTable, hours: int, dry_run: bool) -> tuple[int, int]:
     for _ in range(_TRIES):
         try:
             with translated(table.name):
-                delta = table.delta()
+                delta = table.open_delta()
                 options: dict[str, Any] = {
                     "retention_hours": hours,
                     "enforce_retention_duration": hours >= _DELTA_RETENTION_HOURS,

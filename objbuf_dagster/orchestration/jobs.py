@@ -99,7 +99,9 @@ def upkeep_job(tables: Sequence[str], lake: str = "lake", name: str = "lake_upke
         resource: LakeResource = getattr(context.resources, lake)
         done: dict[str, int] = {}
         for table in tables:
-            report = maintain(resource.table(table), retention=config.retention_hours * 3600, dry_run=config.dry_run)
+            report = maintain(
+                resource.any_table(table), retention=config.retention_hours * 3600, dry_run=config.dry_run
+            )
             context.log.info(
                 "%s: %s %d files, %d bytes, and %d files of its log",
                 table,
@@ -136,7 +138,7 @@ def table_checks(
         resource: LakeResource = getattr(context.resources, lake)
         frontier = buffer.peek().frontier  # first: what is acked by then must be in the table that is read after
         planned = [range_of(one) for one in buffer.ledger().list()]
-        for found in check_table(resource.table(table).snapshot(), planned, frontier):
+        for found in check_table(resource.any_table(table).snapshot(), planned, frontier):
             yield dg.AssetCheckResult(
                 asset_key=key,
                 check_name=found.name,

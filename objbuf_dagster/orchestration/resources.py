@@ -116,12 +116,21 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def table(self, name: str, schema: TableSchema | None = None) -> LakeTable:
         """A table by its name, with these columns (those of `entries`, if none are given). Nothing is read yet."""
-        from objbuf_dagster.lake import ENTRIES, LakeTable
+        from objbuf_dagster.lake import ENTRIES
+
+        return self._open(name, schema or ENTRIES)
+
+    def any_table(self, name: str) -> LakeTable:
+        """A table by its name, with whatever columns it has: to look at it and to look after it."""
+        return self._open(name, None)
+
+    def _open(self, name: str, schema: TableSchema | None) -> LakeTable:
+        from objbuf_dagster.lake import LakeTable
 
         options, credentials = _bucket_settings(self.url, self.s3, self.options)
         return LakeTable(
             f"{self.url.rstrip('/')}/{check_path(name)}",
-            schema or ENTRIES,
+            schema,
             options=options,
             credentials=credentials,
             timeout_seconds=self.timeout_seconds,
