@@ -12,6 +12,7 @@ from objbuf_dagster.decode.blocks import (
 )
 from objbuf_dagster.decode.decoder import Decoded, Decoder, EntryDecoder, Failure, Undecodable
 from objbuf_dagster.decode.envelope import Envelope, Signal
+from objbuf_dagster.decode.json import JsonDecoder
 from objbuf_dagster.decode.otlp_logs import OtlpLogs
 from objbuf_dagster.decode.otlp_metrics import OtlpMetrics
 from objbuf_dagster.decode.otlp_traces import OtlpTraces
@@ -24,6 +25,7 @@ __all__ = [
     "EntryDecoder",
     "Envelope",
     "Failure",
+    "JsonDecoder",
     "OtlpLogs",
     "OtlpMetrics",
     "OtlpTraces",

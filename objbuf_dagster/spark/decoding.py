@@ -5,8 +5,9 @@ They write files that nobody refers to; then the driver commits each range, firs
 order that `lake/dead_letters.py` explains: an entry is never in neither. So anything may die at any point, and the
 range be decoded again: after it the typed table and the dead letters have exactly what this decoder made of the range.
 
-Of two decodings of the same range at a time, one that finds the other's rows in the table in place of its own, before
-it takes out dead letters that have become rows, leaves them there and fails: it may have been another version's.
+Of two decodings of the same range at a time, perhaps of two versions, one that finds the other's rows in the table in
+place of its own, before it takes out dead letters that have become rows, leaves them there and fails; and so does one
+whose dead letters the other has taken out, before or after its own commit.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
-from objbuf_dagster.decode import Decoder, rows_schema
+from objbuf_dagster.decode import Decoder, JsonDecoder, rows_schema
 from objbuf_dagster.errors import InvalidInput, JobFailed, ObjbufError
 from objbuf_dagster.lake import ENTRIES, DataFile, LakeTable, LiveFile, TableSchema
-from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, RangeLetters
+from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, QUARANTINE, RangeLetters
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.spark import tasks
 from objbuf_dagster.spark.decoding_worker import NAMED, REMEDY, DecodeTask, Failing, OnError, Piece, Report, Share
+from objbuf_dagster.spark.json_decoding import json_reports
 from objbuf_dagster.spark.landing import Failed
 from objbuf_dagster.spark.packing import pack_for
 
@@ -129,6 +131,8 @@ def land_decoded(
     if twice := [one.key for one, times in Counter(map(_range, planned)).items() if times > 1]:
         raise InvalidInput(f"a range can be decoded once in a call, and these are there more often: {', '.join(twice)}")
     dead_letters.folder(SequenceRange(0, 0).key, decoder.name)  # refuses a name that can be no part
+    if decoder.name == QUARANTINE:
+        raise InvalidInput(f"{QUARANTINE!r} is the name of letters for whole batches: give the decoder another")
     job = uuid.uuid4().hex
     task = DecodeTask(entries, decoder, table, dead_letters, on_error, job)
     return _Decoding(spark, task, ranges, run_id, dry_run).outcomes()
@@ -196,9 +200,14 @@ class _Decoding:
             return [Share(number, one, part) for number, (one, part) in enumerate(parts)]
 
         by_range: dict[SequenceRange, list[Report]] = {}
-        for report in tasks.reports(self.spark, cut, self.task, REMEDY):
+        for report in self._reports(cut):
             by_range.setdefault(report.range, []).append(report)
         return by_range
+
+    def _reports(self, cut: Callable[[int], list[Share]]) -> list[Report]:
+        if isinstance(self.task.decoder, JsonDecoder):
+            return json_reports(self.spark, cut, self.task, self.task.decoder)
+        return tasks.reports(self.spark, cut, self.task, REMEDY)
 
     def _commit(
         self, one: SequenceRange, landed: Sequence[LiveFile], reports: Sequence[Report], started: float
@@ -239,7 +248,15 @@ class _Decoding:
             task.table.check(one.key, rows)
             return None
         both.keep()
-        version = task.table.commit(one.key, rows, epoch=epoch, run_id=self.run_id, metadata=words).version
+
+        def letters_are_there() -> None:
+            if not both.are_there():
+                raise self._overtaken(one, "dead letters that it kept were taken out")
+
+        version = task.table.commit(
+            one.key, rows, epoch=epoch, run_id=self.run_id, metadata=words, still=letters_are_there
+        ).version
+        letters_are_there()  # the other one's commit may have come between the question and ours
         if both.unsettled:
             self._still_ours(one, rows)
         both.settle()
@@ -249,10 +266,13 @@ class _Decoding:
         """Letters go only if what took their place is there."""
         live = self.task.table.files([one.key])
         if {file.path for file in live if file.rows} != {file.path for file in rows}:
-            raise JobFailed(
-                f"range {one} was decoded by somebody else at the same time, perhaps with another version of "
-                f"{self.task.decoder.name}: dead letters that have become rows are still there; decode it again"
-            )
+            raise self._overtaken(one, "dead letters that have become rows are still there")
+
+    def _overtaken(self, one: SequenceRange, what: str) -> JobFailed:
+        return JobFailed(
+            f"range {one} was decoded by somebody else at the same time, perhaps with another version of "
+            f"{self.task.decoder.name}: {what}; decode it again"
+        )
 
     def _forget(self, one: SequenceRange) -> None:
         """Delete what a dry run wrote, also what its tasks could not report; what stays is garbage for `maintain`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -105,19 +105,16 @@ class DecodeTask(ReportingTask[Share, Report]):
     job: str
 
     def do(self, share: Share) -> Report:
-        working = _Working(self, share)
+        working = Working(self, share)
         try:
             return working.report()
-        except ObjbufError as error:
-            return Report(share.number, share.range, error=error)
         except ImportError:
             raise
         except Exception as error:  # noqa: BLE001  memory, libraries, decoders: the other ranges have no part in it
-            where = f"range {share.range}, decoder {self.decoder.name}, {working.where}"
-            return Report(share.number, share.range, error=unexpected(where, error, REMEDY))
+            return working.failure(error)
 
 
-class _Working:
+class Working:
     """A share in the making."""
 
     def __init__(self, task: DecodeTask, share: Share) -> None:
@@ -128,18 +125,19 @@ class _Working:
         self.first: list[Failing] = []
 
     def report(self) -> Report:
+        return self.written(pair for block in self.blocks() for pair in decode_block(self.task.decoder, block))
+
+    def written(self, pairs: Iterable[tuple[pa.RecordBatch, pa.RecordBatch]]) -> Report:
+        """The report once all these rows and failures are in files."""
         task, share = self.task, self.share
         rows = self._writer(task.table, rows_schema(task.decoder), None)
         letters = self._writer(task.dead_letters, task.dead_letters.schema.to_arrow(), task.decoder.name)
-        for block in self._blocks():
-            self.entries += len(block)
-            self.taken += _taken(task.decoder, block)
-            for decoded, failures in decode_block(task.decoder, block):
-                self._note(failures)
-                if task.on_error != "fail" or not self.failed:  # else the range fails, and this is to count
-                    rows.add(decoded)
-                if task.on_error == "dead_letter":
-                    letters.add(failures.select(task.dead_letters.schema.to_arrow().names))
+        for decoded, failures in pairs:
+            self._note(failures)
+            if task.on_error != "fail" or not self.failed:  # else the range fails, and this is to count
+                rows.add(decoded)
+            if task.on_error == "dead_letter":
+                letters.add(failures.select(task.dead_letters.schema.to_arrow().names))
         keeps = task.on_error != "fail" or not self.failed
         return Report(
             share.number,
@@ -153,6 +151,13 @@ class _Working:
             self.bytes_read,
         )
 
+    def failure(self, error: Exception) -> Report:
+        """The report of a share that could not be done."""
+        if not isinstance(error, ObjbufError):
+            where = f"range {self.share.range}, decoder {self.task.decoder.name}, {self.where}"
+            error = unexpected(where, error, REMEDY)
+        return Report(self.share.number, self.share.range, error=error)
+
     def _writer(self, table: LakeTable, schema: pa.Schema, part: str | None) -> RowsWriter:
         folder, job = table.folder(self.share.range.key, part), self.task.job
         return RowsWriter(table.store, schema, lambda: f"{folder}/{job}-{uuid.uuid4().hex}.parquet")
@@ -162,8 +167,8 @@ class _Working:
         for letter in failures.slice(0, NAMED - len(self.first)).to_pylist():
             self.first.append(Failing(letter["_odb_sequence"], letter["_odb_entry_index"], letter["reason"]))
 
-    def _blocks(self) -> Iterator[pa.RecordBatch]:
-        """The entries of the share, in order, in blocks of about BLOCK_BYTES."""
+    def blocks(self) -> Iterator[pa.RecordBatch]:
+        """The entries of the share, in order, in blocks of about BLOCK_BYTES, and counted."""
         import pyarrow.parquet as pq
 
         source = self.task.entries.filesystem({piece.path: piece.size for piece in self.share.pieces})
@@ -178,6 +183,8 @@ class _Working:
                     if piece.start <= _begin(group) < piece.stop:
                         for block in _read(file, number, schema):
                             self.where = f"{shown(piece.path)} from sequence {block.column(0)[0]} on"
+                            self.entries += len(block)
+                            self.taken += _taken(self.task.decoder, block)
                             yield block
                         self.bytes_read += sum(group.column(at).total_compressed_size for at in range(len(schema)))
 

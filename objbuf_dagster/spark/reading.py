@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from objbuf_dagster.lake import RANGE_COLUMN, LakeTable, TableSchema
+from objbuf_dagster.decode.sizes import sizes
+from objbuf_dagster.lake import LakeTable, TableSchema
 from objbuf_dagster.protocol import BLOCK_BYTES
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.packing import pack
@@ -24,15 +25,14 @@ from objbuf_dagster.spark.tasks import ddl, parallelism, share_tasks, shares_in
 from objbuf_dagster.store import Store
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import DataFrame, SparkSession
 
 _TASK_BYTES = 128 << 20
 _MIXED_ROWS = 1024
-"""Rows read at a time where the file does not tell how large they are."""
+_NESTED_ROWS = 128
+"""Rows read at a time where the file does not tell how large they are: of one value each, and of many."""
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}
 _DICTIONARY = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 _INDEX_BYTES = 4
@@ -67,7 +67,8 @@ def read(
         paths = [_literal(f"{root}/{file.path}") for file in files]
         return spark.read.schema(columns).option("basePath", root).parquet(*paths)
     packed = pack([file.size for file in files], _TASK_BYTES, parallelism(spark))
-    shares = [pickle.dumps([(file.path, file.range) for file in files[part.start : part.stop]]) for part in packed]
+    named = [(file.path, [file.range] if file.part is None else [file.range, file.part]) for file in files]
+    shares = [pickle.dumps(named[part.start : part.stop]) for part in packed]
     return share_tasks(spark, shares, _Task(table.store, table.schema), columns)
 
 
@@ -102,15 +103,19 @@ class _Task:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for share in shares_in(batches):
-            for path, key in pickle.loads(share):  # noqa: S301  the driver made it
-                yield from self._rows(path, key)
+            for path, partition in pickle.loads(share):  # noqa: S301  the driver made it
+                yield from self._rows(path, partition)
 
-    def _rows(self, path: str, key: str) -> Iterator[pa.RecordBatch]:
+    def _rows(self, path: str, partition: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, each with the values of its partition's columns."""
         import pyarrow as pa
 
-        schema = self.schema.to_arrow().append(pa.field(RANGE_COLUMN, pa.string(), nullable=False))
-        for block in _blocks(pa.BufferReader(self.store.read(path)), len(key) + 4):
-            yield pa.record_batch([*block, pa.repeat(key, len(block[0]))], schema=schema)
+        schema = self.schema.to_arrow()
+        for name in self.schema.partitions:
+            schema = schema.append(pa.field(name, pa.string(), nullable=False))
+        for block in _blocks(pa.BufferReader(self.store.read(path)), sum(len(value) + 4 for value in partition)):
+            values = [pa.repeat(value, len(block[0])) for value in partition]
+            yield pa.record_batch([*block, *values], schema=schema)
 
 
 def _blocks(source: pa.BufferReader, more: int) -> Iterator[list[pa.Array]]:
@@ -119,6 +124,7 @@ def _blocks(source: pa.BufferReader, more: int) -> Iterator[list[pa.Array]]:
     What a file tells of its size counts a value that is in a dictionary once, and a thousand rows may have it: so
     rows are read with their dictionaries, measured, and cut before they are written out.
     """
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -128,8 +134,8 @@ def _blocks(source: pa.BufferReader, more: int) -> Iterator[list[pa.Array]]:
     for batch in file.iter_batches(batch_size=rows, use_threads=False):
         if not len(batch):
             continue
-        sizes = sum((_sizes(column) for column in batch.columns), start=_constant(len(batch), more))
-        for begin, end in pairwise(cuts(sizes, BLOCK_BYTES)):
+        each = sum((sizes(column) for column in batch.columns), start=np.full(len(batch), more, np.int64))
+        for begin, end in pairwise(cuts(each, BLOCK_BYTES)):
             columns = [column.slice(begin, end - begin) for column in batch.columns]
             yield [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in columns]
 
@@ -147,12 +153,17 @@ def _how_to_read(metadata: pq.FileMetaData) -> tuple[list[str], int]:
         if not chunks:
             continue
         encodings = {name for chunk in chunks for name in chunk.encodings}
+        if metadata.schema.column(number).max_repetition_level:  # of a list or a map: many values in a row
+            most = min(most, _MIXED_ROWS if encodings <= _PLAIN else _NESTED_ROWS)
+            each += max(group.column(number).total_uncompressed_size // max(1, group.num_rows) for group in groups)
+            continue
         if chunks[0].physical_type == "BYTE_ARRAY" and not encodings <= _PLAIN:
-            if encodings <= _PLAIN | _DICTIONARY and all(map(_has_only_indices, chunks)):
+            is_column = chunks[0].path_in_schema == metadata.schema.column(number).name  # and not a part of a struct
+            if is_column and encodings <= _PLAIN | _DICTIONARY and all(map(_has_only_indices, chunks)):
                 dictionaries.append(chunks[0].path_in_schema)
                 each += _INDEX_BYTES
                 continue
-            most = _MIXED_ROWS
+            most = min(most, _MIXED_ROWS)
         each += max(chunk.total_uncompressed_size // chunk.num_values for chunk in chunks)
     return dictionaries, max(1, min(most, BLOCK_BYTES // each))
 
@@ -161,25 +172,3 @@ def _has_only_indices(chunk: pq.ColumnChunkMetaData) -> bool:
     """Whether its pages, but for the dictionary, are too small to hold many values."""
     dictionary = chunk.data_page_offset - chunk.dictionary_page_offset if chunk.has_dictionary_page else 0
     return bool(chunk.total_compressed_size - dictionary <= chunk.num_values * _INDEX_BYTES + _PAGE_HEADERS)
-
-
-def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """How many bytes each value takes once it is written out."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    values = column.dictionary if pa.types.is_dictionary(column.type) else column
-    if not (pa.types.is_binary(values.type) or pa.types.is_string(values.type)):
-        return _constant(len(column), -(-column.nbytes // len(column)))
-    lengths = pc.binary_length(values)
-    if values is not column:
-        lengths = lengths.take(column.indices)
-    found: npt.NDArray[np.int64] = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) + 4
-    return found
-
-
-def _constant(count: int, size: int) -> npt.NDArray[np.int64]:
-    import numpy as np
-
-    return np.full(count, size, np.int64)

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,45 @@ def test_letters_stay_if_another_decoding_took_the_rows_away(spark: SparkSession
     with pytest.raises(JobFailed, match="decode it again"):
         raise outcome.error
     assert letters_in(lake.dead_letters) == letters
+
+
+class Settled(LakeTable):
+    """Before (or after) its commit, another decoding, which can decode everything, comes and goes."""
+
+    other: Callable[[], object]
+    late = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LakeTable, (self.url, self.schema)  # a session cannot go to tasks
+
+    def commit(self, range_key: str, *args: object, **words: object) -> object:  # type: ignore[override]
+        still = words["still"]
+        if self.late:
+            words["still"] = lambda: (still(), self.other())  # type: ignore[operator]
+        else:
+            self.other()
+        return super().commit(range_key, *args, **words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_without_their_letters_are_no_success(late: bool, spark: SparkSession, tmp_path: Path) -> None:
+    """An older version keeps a letter; a newer one commits its row and takes the letter out; the older one commits."""
+    lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad")])
+    newer, older = Words(version=2, bad=()), Words()
+    settled = Settled(lake.table.url, lake.table.schema)
+    settled.late = late
+    settled.other = partial(lake.succeed, spark, newer)
+
+    outcomes = list(land_decoded(spark, lake.entries, lake.filled.ranges, older, settled, lake.dead_letters))
+
+    failed = [one for one in outcomes if isinstance(one, Failed)]
+    assert failed
+    for one in failed:
+        with pytest.raises(JobFailed, match="decode it again"):
+            raise one.error
+    lake.succeed(spark, older)
+    assert words_in(lake.table) == expected_words(older, lake.filled.rows())
+    assert letters_in(lake.dead_letters) == expected_letters(older, lake.filled.rows())
 
 
 def test_reports_that_are_not_all_of_the_range_commit_nothing(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from objbuf_dagster.lake import Column, LakeTable, TableSchema
+from objbuf_dagster.lake.files import RowsWriter
 from objbuf_dagster.protocol import BLOCK_BYTES, Metadata
 from objbuf_dagster.spark.landing import land as land_range
 from objbuf_dagster.spark.reading import _jvm_root, _Task, read
@@ -50,7 +52,7 @@ def typed(rows: int, body: list[str | None], payload: list[bytes | None]) -> pa.
 
 def blocks_of(store: LocalStore | MemoryStore, path: str, schema: TableSchema) -> Iterator[pa.RecordBatch]:
     """What a task hands to Spark."""
-    share = pickle.dumps([(path, key(0))])
+    share = pickle.dumps([(path, [key(0)])])
     return _Task(store, schema)(iter([pa.RecordBatch.from_pydict({"share": [share]})]))
 
 
@@ -111,6 +113,45 @@ def test_blocks_of_any_table_are_bounded_and_hold_its_rows(
     assert {value for block in blocks for value in block["_odb_range"].to_pylist()} == {key(0)}
     assert max(block.nbytes for block in blocks) <= 1.5 * BLOCK_BYTES + 64_000
     assert len(blocks) <= 10 + sum(block.nbytes for block in blocks) / MIB  # nor are they tiny
+
+
+def test_maps_lists_and_structs_are_read_in_bounded_blocks(tmp_path: Path) -> None:
+    large = {"a": "x" * 5_000, "b": "y" * 5_000}
+    data = pa.table(
+        {
+            "map": pa.array([list(large.items())] * 2_000, pa.map_(pa.string(), pa.string())),
+            "list": pa.array([[n, n + 1] for n in range(2_000)], pa.list_(pa.int64())),
+            "struct": pa.array([{"s": "same"}] * 2_000, pa.struct([pa.field("s", pa.string())])),
+            "a.b": pa.array(["dotted"] * 2_000, pa.string()),
+        }
+    )
+    schema = TableSchema.from_arrow(data.schema)
+    pq.write_table(data, tmp_path / "file")
+
+    blocks = list(blocks_of(LocalStore(tmp_path), "file", schema))
+
+    assert pa.Table.from_batches(blocks).drop_columns("_odb_range").equals(data.cast(schema.to_arrow()))
+    assert max(block.nbytes for block in blocks) <= 1.5 * BLOCK_BYTES + 64_000
+
+
+def test_dead_letters_and_typed_rows_are_read_both_ways(spark: SparkSession, tmp_path: Path) -> None:
+    schema = TableSchema.from_arrow(
+        pa.schema([pa.field("_odb_sequence", pa.int64()), pa.field("tags", pa.map_(pa.string(), pa.string()))])
+    )
+    typed_table = LakeTable(tmp_path / "typed", schema)
+    with_parts = LakeTable(tmp_path / "parts", TableSchema(schema.data, part="decoder"))
+    rows = pa.RecordBatch.from_pylist([{"_odb_sequence": 3, "tags": [("k", "v")]}], schema.to_arrow())
+    for table, part in ((typed_table, None), (with_parts, "one"), (with_parts, "two")):
+        writer = RowsWriter(table.store, schema.to_arrow(), partial(table.new_path, key(0), part))
+        writer.add(rows)
+        table.commit(key(0), writer.finish(), epoch=1, part=part)
+
+    for native in (True, False):
+        (row,) = read(spark, typed_table, native=native).collect()
+        assert (row._odb_sequence, row.tags, row._odb_range) == (3, {"k": "v"}, key(0))
+        found = read(spark, with_parts, native=native).collect()
+        assert sorted(one.decoder for one in found) == ["one", "two"]
+        assert {(one._odb_sequence, one.tags["k"], one._odb_range) for one in found} == {(3, "v", key(0))}
 
 
 def test_a_file_without_rows_gives_no_block() -> None:
