@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of one producer or consumer, by the names of PROTOCOL.md.
+"""Counters, gauges and histograms of one producer, consumer or decoding, by the names of PROTOCOL.md.
 
 Held in memory and read as a snapshot; whoever exports them (an observation in Dagster, a log line, Prometheus) decides
 when. A histogram keeps count, sum and largest value.
@@ -28,6 +28,9 @@ CONSUMER_LAG_SECONDS = "buffer.consumer_lag_seconds"
 FLUSH_DURATION_SECONDS = "buffer.flush_duration_seconds"
 FETCH_DURATION_SECONDS = "buffer.fetch_duration_seconds"
 GC_DURATION_SECONDS = "buffer.gc_duration_seconds"
+DECODED_ROWS = "decode.rows"
+DECODED_DEAD_LETTERS = "decode.dead_letters"
+DECODED_SKIPPED = "decode.skipped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from objbuf_dagster.cli.shared import Buffer, buffer_options, buffer_url, examples, say
-from objbuf_dagster.cli.text import duration, plural, redact, size
+from objbuf_dagster.cli.text import duration, plural, redact, size, utc
 
 if TYPE_CHECKING:
     from objbuf_dagster.protocol import Manifest
@@ -53,7 +53,8 @@ class _Objects:
 def stat(buffer: Buffer, objects: bool, as_json: bool) -> None:
     """Show how a buffer is doing: queue, lag, owner, ranges.
 
-    One manifest read and one listing of the ranges. The lag is how long the oldest entry in the queue has been waiting.
+    One manifest read, one listing of the ranges, and what is quarantined. The lag is how long the oldest entry in the
+    queue has been waiting.
     """
     from objbuf_dagster.buffer.manifest_store import state_of
 
@@ -74,6 +75,7 @@ def stat(buffer: Buffer, objects: bool, as_json: bool) -> None:
         "lag_seconds": None if oldest is not None and not oldest.metadata else state.lag_seconds,
         "conflict_rate": None,
         "ranges": asdict(_count_ranges(buffer, store, state.frontier)),
+        "quarantined": _quarantined(buffer, store),
         "objects": asdict(_count_objects(buffer, store)) if objects else None,
     }
     if as_json:
@@ -99,6 +101,8 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "  last", ranges["last"]
     if ranges["expired_before"]:
         yield "  expired", f"before sequence {ranges['expired_before']}"
+    for number, one in enumerate(document["quarantined"]):
+        yield "" if number else "quarantined", f"sequence {one['sequence']} since {utc(one['at_ms'])}: {one['reason']}"
     if document["objects"] is not None:
         yield "objects", f"{plural(document['objects']['count'], 'batch')}, {size(document['objects']['bytes'])}"
 
@@ -121,6 +125,15 @@ def _count_ranges(buffer: Buffer, store: Store, frontier: int) -> _Ranges:
         last=retained[-1].key if retained else None,
         expired_before=expired_before,
     )
+
+
+def _quarantined(buffer: Buffer, store: Store) -> list[dict[str, Any]]:
+    """The batches that ranges land without."""
+    from objbuf_dagster.ranges.quarantine import QuarantineLedger
+
+    active = QuarantineLedger(store, buffer.data_prefix).read().active
+    names = ("sequence", "location", "reason", "at_ms")
+    return [{name: getattr(one, name) for name in names} for one in active]
 
 
 def _count_objects(buffer: Buffer, store: Store) -> _Objects:

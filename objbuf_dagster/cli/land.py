@@ -24,6 +24,7 @@ from objbuf_dagster.cli.shared import (
     ask,
     buffer_options,
     examples,
+    note,
     say,
     scheme_of,
     store_option,
@@ -191,8 +192,12 @@ class _Report:
                 click.echo(json.dumps({"range": outcome.range.key, "error": error}))
             return
         self.landed.append(outcome)
+        for one in outcome.quarantined:
+            note(f"range {outcome.range} landed without sequence {one.sequence}, which is quarantined: {one.reason}")
         if self.as_json:
-            click.echo(json.dumps({"range": outcome.range.key, **_numbers([outcome]), "version": outcome.version}))
+            without = {"quarantined": [one.sequence for one in outcome.quarantined]} if outcome.quarantined else {}
+            numbers = {**_numbers([outcome]), **without}
+            click.echo(json.dumps({"range": outcome.range.key, **numbers, "version": outcome.version}))
         else:
             self._row(outcome)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from objbuf_dagster.buffer.metrics import DECODED_DEAD_LETTERS, DECODED_ROWS, DECODED_SKIPPED, Metrics
+from objbuf_dagster.orchestration.preview import preview
 from objbuf_dagster.orchestration.range_asset import Outcome, RangeContext, RangeFailure, RangeResult
+from objbuf_dagster.protocol import RangeObject
+from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.decoding import DecodedRange, land_decoded
 from objbuf_dagster.spark.landing import Failed
 from objbuf_dagster.spark.packing import jobs
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     from objbuf_dagster.spark.decoding_worker import OnError
 
 
+_EXPIRED_AT_ONCE = 16
+"""Ranges in a Spark job, of those whose size nobody knows any more."""
+
+
 def decode(
     context: RangeContext,
     spark: SparkSession,
@@ -29,13 +37,16 @@ def decode(
     dead_letters: LakeTable,
     *,
     on_error: OnError = "dead_letter",
-    observed: dg.AssetKey | None = None,
+    letters_asset: dg.AssetKey | None = None,
+    metrics: Metrics | None = None,
 ) -> Iterator[Outcome]:
     """All ranges of the step, many in one Spark job; see `land_decoded`.
 
-    observed: an asset that stands for the dead letters: it gets an observation of each range, with how many there are.
+    letters_asset: stands for the dead letters: it is materialised for each range, with how many there are.
+    metrics: counts rows, dead letters, and entries that were dropped.
     """
-    for job in jobs(context.planned):
+    counted = metrics or Metrics()
+    for job in _jobs(context):
         for outcome in land_decoded(
             spark,
             entries,
@@ -57,9 +68,21 @@ def decode(
                     outcome.skipped,
                     decoder.name,
                 )
-            if observed is not None and not context.dry_run:
-                context.dagster.log_event(_observation(observed, outcome, decoder))
-            yield RangeResult(outcome.range, numbers(outcome, decoder))
+            found = numbers(outcome, decoder)
+            if not context.dry_run:
+                counted.count(DECODED_ROWS, outcome.rows)
+                counted.count(DECODED_DEAD_LETTERS, outcome.dead_letters)
+                counted.count(DECODED_SKIPPED, outcome.skipped)
+                if letters_asset is not None:
+                    context.dagster.log_event(_letters(letters_asset, outcome, decoder))
+                found |= preview(context, table, outcome.range, decoder.schema.names)
+            yield RangeResult(outcome.range, found)
+
+
+def _jobs(context: RangeContext) -> Iterator[Sequence[RangeObject | SequenceRange]]:
+    yield from jobs(context.planned)
+    for start in range(0, len(context.expired), _EXPIRED_AT_ONCE):
+        yield context.expired[start : start + _EXPIRED_AT_ONCE]
 
 
 def numbers(decoded: DecodedRange, decoder: Decoder) -> dict[str, Any]:
@@ -85,8 +108,8 @@ def numbers(decoded: DecodedRange, decoder: Decoder) -> dict[str, Any]:
     return found
 
 
-def _observation(asset: dg.AssetKey, decoded: DecodedRange, decoder: Decoder) -> dg.AssetObservation:
-    return dg.AssetObservation(
+def _letters(asset: dg.AssetKey, decoded: DecodedRange, decoder: Decoder) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
         asset,
         partition=decoded.range.key,
         metadata={

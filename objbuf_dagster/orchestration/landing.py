@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import dagster as dg
-
 from objbuf_dagster.buffer.manifest_store import entry_time_ms
-from objbuf_dagster.lake.preview import head
+from objbuf_dagster.errors import shown
+from objbuf_dagster.orchestration.preview import preview
 from objbuf_dagster.orchestration.range_asset import Outcome, RangeContext, RangeFailure, RangeResult
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import range_of
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
     from objbuf_dagster.lake import LakeTable
 
 _PROGRESS_SECONDS = 10.0
-_PREVIEW_ROWS = 5
-_PREVIEW_FIRST = ("_odb_sequence", "_odb_entry_index", "entry")
-_PREVIEW_TEXT = 200
+_NAMED = 100
+_SHOWN_FIRST = ("_odb_sequence", "_odb_entry_index", "entry")
 
 
-def land(context: RangeContext, spark: SparkSession, table: LakeTable) -> Iterator[Outcome]:
-    """All ranges of the step, many in one Spark job, checked, one commit each."""
+def land(
+    context: RangeContext, spark: SparkSession, table: LakeTable, dead_letters: LakeTable | None = None
+) -> Iterator[Outcome]:
+    """All ranges of the step, many in one Spark job, checked, one commit each; `dead_letters` is as for `land_all`."""
     tell = _progress(context)
     batches = amount = 0
     for job in jobs(context.planned):
@@ -43,13 +43,21 @@ def land(context: RangeContext, spark: SparkSession, table: LakeTable) -> Iterat
             progress=functools.partial(tell, batches, amount),
             verify=True,
             dry_run=context.dry_run,
+            dead_letters=dead_letters,
         ):
             if isinstance(outcome, Failed):
                 yield RangeFailure(outcome.range, outcome.error)
                 continue
+            for one in outcome.quarantined:
+                context.log.warning(
+                    "range %s landed without sequence %d, which is quarantined: %s",
+                    outcome.range,
+                    one.sequence,
+                    shown(one.reason),
+                )
             metadata = numbers(outcome, by_range[outcome.range])
             if not context.dry_run:
-                metadata |= _preview(context, table, outcome)
+                metadata |= preview(context, table, outcome.range, _SHOWN_FIRST)
             yield RangeResult(outcome.range, metadata, outcome.checks)
         batches += sum(len(one.batches) for one in job)
         amount += sum(one.size for one in job)
@@ -62,6 +70,7 @@ def numbers(landed: Landed, planned: RangeObject) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": landed.rows,
         "batches": landed.batches,
+        "quarantined": len(landed.quarantined),
         "bytes": landed.bytes_read,
         "bytes_written": landed.bytes_written,
         "files": landed.files,
@@ -70,6 +79,8 @@ def numbers(landed: Landed, planned: RangeObject) -> dict[str, Any]:
         "first_sequence": planned.start,
         "last_sequence": planned.end,
     }
+    if landed.quarantined:
+        found["quarantined_sequences"] = ", ".join(str(one.sequence) for one in landed.quarantined[:_NAMED])
     if oldest:
         found["lag_seconds"] = round(max(0.0, time.time() - oldest[0] / 1000), 1)
     if landed.version is not None:
@@ -90,32 +101,3 @@ def _progress(context: RangeContext) -> Callable[[int, int, int, int], None]:
             context.log.info("%d of %d batches written, %.1f of %.1f MB", before + done, batches, so_far, amount / 1e6)
 
     return tell
-
-
-def _preview(context: RangeContext, table: LakeTable, landed: Landed) -> dict[str, Any]:
-    """The first rows, to look at. Failing to show them is no reason to fail what has landed."""
-    try:
-        rows = head(table, landed.range.key, _PREVIEW_ROWS)
-    except Exception as error:  # noqa: BLE001
-        context.log.warning("no preview of range %s: %s", landed.range, error)
-        return {}
-    if not rows:
-        return {}
-    columns = sorted(rows[0], key=lambda name: name not in _PREVIEW_FIRST)
-    return {
-        "preview": dg.MetadataValue.table(
-            [dg.TableRecord({name: _shown(row[name]) for name in columns}) for row in rows],
-            dg.TableSchema([dg.TableColumn(name, "string") for name in columns]),
-        )
-    }
-
-
-def _shown(value: Any) -> str:
-    """As text that any log, database and browser can bear: short, of ASCII, without control characters."""
-    if isinstance(value, bytes):
-        try:
-            value = value.decode()
-        except UnicodeDecodeError:
-            value = value[: _PREVIEW_TEXT // 2].hex()
-    text = ascii(value[:_PREVIEW_TEXT])[1:-1] if isinstance(value, str) else ascii(value)
-    return text if len(text) <= _PREVIEW_TEXT else f"{text[: _PREVIEW_TEXT - 3]}..."

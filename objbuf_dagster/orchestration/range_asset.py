@@ -19,7 +19,15 @@ import dagster as dg
 from pydantic import Field
 
 from objbuf_dagster.buffer import BufferPlace
-from objbuf_dagster.errors import CheckFailed, InvalidInput, JobFailed, ObjbufError, StorageUnavailable, TimedOut
+from objbuf_dagster.errors import (
+    CheckFailed,
+    InvalidInput,
+    JobFailed,
+    ObjbufError,
+    RangeExpired,
+    StorageUnavailable,
+    TimedOut,
+)
 from objbuf_dagster.orchestration.acking import ack_hook, would_ack
 from objbuf_dagster.orchestration.materialised import LAST_BATCH, last_batch
 from objbuf_dagster.orchestration.resources import BufferResource, LakeResource
@@ -30,6 +38,7 @@ from objbuf_dagster.ranges import SequenceRange, range_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from objbuf_dagster.buffer.metrics import Metrics
     from objbuf_dagster.decode import Decoder
     from objbuf_dagster.lake import LakeTable, RangeCheck
     from objbuf_dagster.spark.decoding_worker import OnError
@@ -77,6 +86,7 @@ class RangeContext:
     """What the function of a range asset works with.
 
     planned: the ranges of this step, in rising order, each with its batches.
+    expired: those whose batches may be gone, of an asset that does not need them.
     place: the buffer; picklable, for tasks.
     dry_run: commit nothing.
     """
@@ -85,6 +95,7 @@ class RangeContext:
     planned: tuple[RangeObject, ...]
     place: BufferPlace
     dry_run: bool
+    expired: tuple[SequenceRange, ...] = ()
 
     @property
     def run_id(self) -> str:
@@ -94,11 +105,15 @@ class RangeContext:
     def log(self) -> dg.DagsterLogManager:
         return self.dagster.log
 
-    def land(self, spark: SparkSession, table: LakeTable) -> Iterator[Outcome]:
-        """Put the ranges into a table as they are: one Spark job, one commit each. Checked before it is committed."""
+    def land(self, spark: SparkSession, table: LakeTable, dead_letters: LakeTable | None = None) -> Iterator[Outcome]:
+        """Put the ranges into a table as they are: one Spark job, one commit each. Checked before it is committed.
+
+        dead_letters: where quarantined batches are told, which ranges land without; `dead_letters` beside the table
+            unless given.
+        """
         from objbuf_dagster.orchestration.landing import land
 
-        return land(self, spark, table)
+        return land(self, spark, table, dead_letters)
 
     def decode(
         self,
@@ -110,12 +125,16 @@ class RangeContext:
         table: str | None = None,
         entries: str = "entries",
         dead_letters: str = "dead_letters",
+        metrics: Metrics | None = None,
     ) -> Iterator[Outcome]:
         """Put what the decoder makes of the ranges, as they are in `entries`, into a typed table and dead letters.
 
         on_error: `dead_letter` keeps an entry that cannot be decoded aside, `fail` fails its range, `skip` drops it.
         table: of the rows, the asset's name unless given.
-        dead_letters: the table, and the asset that observations of it are told to.
+        dead_letters: the table, and the asset that is materialised with it.
+        metrics: counts rows, dead letters, and entries that were dropped.
+
+        An asset that does nothing else has `batches=False`: its ranges can be decoded while `entries` has them.
         """
         from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
         from objbuf_dagster.orchestration.decoding import decode
@@ -130,7 +149,8 @@ class RangeContext:
             lake.table(name, typed_schema(decoder)),
             lake.table(dead_letters, DEAD_LETTERS),
             on_error=on_error,
-            observed=dg.AssetKey(dead_letters),
+            letters_asset=dg.AssetKey(dead_letters),
+            metrics=metrics,
         )
 
 
@@ -143,6 +163,7 @@ def range_asset(
     name: str | None = None,
     checks: Sequence[str] = (),
     deps: Sequence[Any] | None = None,
+    batches: bool = True,
     pool: str | None = "objbuf",
     retries: int = 3,
     retry_seconds: float = 5.0,
@@ -166,6 +187,8 @@ def range_asset(
 
     checks: names of the checks that each result brings.
     deps: what is upstream, the buffer unless given.
+    batches: whether the function reads the batches of its ranges. If not, ranges whose batches have expired are no
+        failures, but in the context's `expired`.
     pool: limits how many such steps run at a time, as the instance says; None for no limit.
     retries, retry_seconds: within the run, for what may pass by itself; the pause doubles each time.
     backfill_policy: a single run for many ranges unless given.
@@ -180,7 +203,7 @@ def range_asset(
 
         def compute(context: dg.AssetExecutionContext, config: RangeConfig) -> Generator[Any, None, None]:
             chosen = {one: getattr(context.resources, one) for one in resources}
-            step = _Step(context, key, source, tuple(checks), config.dry_run, retries, retry_seconds)
+            step = _Step(context, key, source, tuple(checks), batches, config.dry_run, retries, retry_seconds)
             yield from step.run(functools.partial(function, **chosen))
 
         with warnings.catch_warnings():
@@ -212,6 +235,7 @@ class _Step:
     key: dg.AssetKey
     source: BufferSource
     checks: tuple[str, ...]
+    batches: bool
     dry_run: bool
     retries: int
     retry_seconds: float
@@ -219,8 +243,10 @@ class _Step:
     def run(self, function: Callable[[RangeContext], Iterable[Outcome]]) -> Generator[Any, None, None]:
         buffer: BufferResource = getattr(self.context.resources, self.source.name)
         planned, outcomes = self._read(buffer)
-        if planned:
-            outcomes.update(self._called(function, RangeContext(self.context, planned, buffer.place(), self.dry_run)))
+        expired = tuple(one for one, found in outcomes.items() if not self.batches and _has_expired(found))
+        if planned or expired:
+            context = RangeContext(self.context, planned, buffer.place(), self.dry_run, expired)
+            outcomes.update(self._called(function, context))
         failures = {one.range: one.error for one in outcomes.values() if isinstance(one, RangeFailure)}
         results = {one.range: one for one in outcomes.values() if isinstance(one, RangeResult)}
         said = _said(results, planned)
@@ -263,7 +289,7 @@ class _Step:
     ) -> dict[SequenceRange, Outcome]:
         """What the function says of each range."""
         outcomes: dict[SequenceRange, Outcome] = {}
-        wanted = {range_of(one) for one in context.planned}
+        wanted = {*map(range_of, context.planned), *context.expired}
         reason: BaseException = InvalidInput(f"the function of {self.key.to_user_string()} gave no result for it")
         try:
             for outcome in function(context):
@@ -337,12 +363,16 @@ class _Step:
         self.context.log.info("dry run: nothing was committed, materialised or acked; else %s", would.as_if)
 
 
+def _has_expired(outcome: Outcome) -> bool:
+    return isinstance(outcome, RangeFailure) and isinstance(outcome.error, RangeExpired)
+
+
 def _said(
     results: Mapping[SequenceRange, RangeResult], planned: Sequence[RangeObject]
 ) -> dict[SequenceRange, dict[str, Any]]:
-    """The metadata of each result's materialisation."""
-    last = {range_of(one): last_batch(one) for one in planned}
-    return {one: {**result.metadata, LAST_BATCH: last[one]} for one, result in results.items()}
+    """The metadata of each result's materialisation. Of what has expired nobody knows the last batch, nor needs to."""
+    last = {range_of(one): {LAST_BATCH: last_batch(one)} for one in planned}
+    return {one: {**result.metadata, **last.get(one, {})} for one, result in results.items()}
 
 
 def _failure(failures: Mapping[SequenceRange, BaseException], total: int) -> dg.Failure:

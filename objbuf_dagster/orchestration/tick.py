@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from objbuf_dagster.buffer import state_of
-from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, NotFound, SequenceGap
+from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, NotFound, ObjbufError, SequenceGap
 from objbuf_dagster.orchestration import observations
 from objbuf_dagster.orchestration.acking import Survey, ack_surveyed, survey
 from objbuf_dagster.orchestration.cursor import RESET, Cursor
@@ -26,6 +26,7 @@ from objbuf_dagster.orchestration.source import BufferSource
 from objbuf_dagster.orchestration.telling import plural, ranges_ahead, sentence
 from objbuf_dagster.protocol import Manifest, RangeObject
 from objbuf_dagster.ranges import RangeLedger, SequenceRange, check_against, plan, range_of
+from objbuf_dagster.ranges.quarantine import QuarantineLedger
 
 _ADDED_AT_ONCE = 500
 """Ranges that a tick has time to read and to add as partitions; the next one goes on behind them."""
@@ -251,6 +252,7 @@ class Tick:
         state = state_of(manifest, now)
         numbers = observations.numbers_of(state, in_flight, len(given_up))
         if _changed(numbers, outcome.cursor.observed):
+            numbers |= self._quarantined()
             outcome.cursor = dataclasses.replace(outcome.cursor, observed=numbers)
             outcome.observations.append(
                 observations.observation(self.source, outcome.cursor.buffer, numbers, outcome.cursor.oldest)
@@ -266,6 +268,17 @@ class Tick:
             known_all=known_all,
             max_ahead=self.settings.max_ahead,
         )
+
+    def _quarantined(self) -> dict[str, int]:
+        """How many batches ranges land without, of a buffer that ever had one quarantined.
+
+        It is one GET, so only where there is something to tell anyway.
+        """
+        try:
+            found = QuarantineLedger(self.buffer.store(), self.buffer.data_prefix).read()
+        except ObjbufError:
+            return {}  # landings fail for it and say why; a number to plot is no reason to stop planning and acking
+        return {"quarantined": len(found.active)} if found.batches else {}
 
 
 def _check_chain(manifest: Manifest, tail: RangeObject | None) -> None:

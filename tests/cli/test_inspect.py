@@ -31,6 +31,7 @@ KEYS = [
     "lag_seconds",
     "conflict_rate",
     "ranges",
+    "quarantined",
     "objects",
 ]
 

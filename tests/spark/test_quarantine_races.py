@@ -1,0 +1,181 @@
+"""Quarantine while ranges land, and deaths in between: at any time a batch is rows or a letter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from objbuf_dagster.errors import JobFailed
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
+from objbuf_dagster.spark.landing import Failed, Landed
+from tests.spark.landing import Filled
+from tests.spark.quarantining import (
+    bring_back,
+    failed,
+    land,
+    landed,
+    left_out,
+    quarantine,
+    rows_in,
+    rows_without,
+    told,
+    two_ranges,
+)
+
+Meanwhile = Callable[[], object]
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Filled:
+    """Two ranges of three batches."""
+    return two_ranges(tmp_path)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LakeTable:
+    return LakeTable(tmp_path / "lake/entries")
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> LakeTable:
+    return LakeTable(tmp_path / "lake/dead_letters", DEAD_LETTERS)
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+class Mortal(LakeTable):
+    """Dies before or after one of the commits that all tables with the same fate make."""
+
+    fate: dict[str, int]
+    after: bool
+
+    def commit(self, *args: object, **words: object) -> object:  # type: ignore[override]
+        self.fate["left"] -= 1
+        if self.fate["left"] == 0 and not self.after:
+            raise Died
+        done = super().commit(*args, **words)  # type: ignore[arg-type]
+        if self.fate["left"] == 0:
+            raise Died
+        return done
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("change", ["quarantined", "brought back", "one for another"])
+@pytest.mark.parametrize("commits", [1, 2, 3])
+def test_a_death_at_any_commit_loses_and_doubles_nothing(
+    filled: Filled, table: LakeTable, letters: LakeTable, change: str, commits: int, after: bool
+) -> None:
+    # given
+    if change == "quarantined":
+        landed(filled, table)
+        quarantine(filled, 1)
+        expected = [1]
+    else:
+        quarantine(filled, 1)
+        landed(filled, table)
+        bring_back(filled, 1)
+        expected = []
+        if change == "one for another":
+            quarantine(filled, 2)
+            expected = [2]
+    mortal = []
+    for one in (table, letters):
+        mortal.append(Mortal(one.url, one.schema))
+        mortal[-1].fate, mortal[-1].after = {"left": commits} if not mortal[1:] else mortal[0].fate, after
+    # when
+    died = False
+    try:
+        land(filled, mortal[0], mortal[1])
+    except Died:
+        died = True
+    # then each batch is in one of the two, whole
+    assert died == (commits <= {"quarantined": 2, "brought back": 2, "one for another": 3}[change])
+    there = {row[0] for row in rows_in(table)}
+    assert there | {sequence for sequence, _ in told(letters)} == {0, 1, 2}
+    assert rows_in(table) == [row for row in filled.rows(0) if row[0] in there]
+    # and landing again does the rest
+    landed(filled, table)
+    assert rows_in(table) == rows_without(filled, 0, *expected)
+    assert told(letters) == [(sequence, "zeros") for sequence in expected]
+
+
+@pytest.mark.parametrize("change", ["quarantined", "brought back"])
+def test_a_landing_that_began_before_a_change_does_not_commit_after_it(
+    filled: Filled, table: LakeTable, letters: LakeTable, change: str
+) -> None:
+    if change == "brought back":
+        quarantine(filled, 1)
+    known = left_out(filled)
+    if change == "brought back":
+        bring_back(filled, 1)
+    else:
+        quarantine(filled, 1)
+    landed(filled, table)
+    before = rows_in(table), told(letters)
+
+    error = failed(filled, table, known=known)
+
+    assert isinstance(error, JobFailed), "which is tried again"
+    assert "land it again" in str(error)
+    assert (rows_in(table), told(letters)) == before
+
+
+class Interrupted(LakeTable):
+    """Lets something else happen right before its first write, when all has been asked that is asked."""
+
+    meanwhile: Meanwhile | None = None
+
+    def _write(self, *args: Any, **words: Any) -> Any:
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return super()._write(*args, **words)
+
+
+@pytest.mark.parametrize("slow", ["entries", "dead_letters"])
+@pytest.mark.parametrize("change", ["quarantined", "brought back"])
+def test_a_change_between_the_last_question_and_the_write_is_seen(
+    filled: Filled, table: LakeTable, letters: LakeTable, change: str, slow: str
+) -> None:
+    """Another landing that knows the change commits first, so this one has to ask again."""
+    landed(filled, table)
+    quarantine(filled, 1)
+    landed(filled, table)
+    if change == "quarantined":
+        bring_back(filled, 1)
+
+    def other() -> None:
+        (quarantine if change == "quarantined" else bring_back)(filled, 1)
+        landed(filled, table)
+
+    slow_table, slow_letters = Interrupted(table.url), Interrupted(letters.url, DEAD_LETTERS)
+    (slow_table if slow == "entries" else slow_letters).meanwhile = other
+
+    error = failed(filled, slow_table, slow_letters)
+
+    assert isinstance(error, JobFailed), error
+    assert "brought back while it landed" in str(error)
+    expected = [1] if change == "quarantined" else []
+    assert rows_in(table) == rows_without(filled, 0, *expected)
+    assert told(letters) == [(sequence, "zeros") for sequence in expected]
+
+
+def test_two_at_once_leave_one_letter(filled: Filled, table: LakeTable, letters: LakeTable) -> None:
+    quarantine(filled, 1)
+    outcomes: list[Landed | Failed] = []
+    both = [threading.Thread(target=lambda: outcomes.append(land(filled, table))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+
+    assert [type(one) for one in outcomes] == [Landed, Landed]
+    assert rows_in(table) == rows_without(filled, 0, 1)
+    assert told(letters) == [(1, "zeros")]
