@@ -16,14 +16,18 @@ from typing import Any
 import click
 
 from objbuf_dagster import __version__
+from objbuf_dagster.cli.dead_letters import dead_letters
 from objbuf_dagster.cli.inspect import manifest, stat
 from objbuf_dagster.cli.lake import lake
 from objbuf_dagster.cli.land import land
 from objbuf_dagster.cli.produce import produce
+from objbuf_dagster.cli.quarantine import quarantine
 from objbuf_dagster.cli.ranges import ranges
 from objbuf_dagster.cli.shared import DEBUG_VARIABLE, debugging, examples
+from objbuf_dagster.cli.state import state
 from objbuf_dagster.cli.tail import tail
 from objbuf_dagster.cli.text import printable, redact
+from objbuf_dagster.cli.transfer import export, import_
 from objbuf_dagster.cli.upkeep import ack, gc
 from objbuf_dagster.errors import ObjbufError
 
@@ -137,5 +141,20 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (produce, tail, stat, manifest, ranges, land, lake, gc, ack):
+for _command in (
+    produce,
+    tail,
+    stat,
+    manifest,
+    ranges,
+    land,
+    lake,
+    dead_letters,
+    quarantine,
+    state,
+    export,
+    import_,
+    gc,
+    ack,
+):
     main.add_command(_command)

@@ -16,6 +16,7 @@ from objbuf_dagster.orchestration.sensor import landing_job, range_sensor
 from objbuf_dagster.orchestration.settings import SensorSettings
 from objbuf_dagster.orchestration.source import BufferSource
 from objbuf_dagster.orchestration.spark import SparkResource
+from objbuf_dagster.orchestration.state import StateConfig, state_asset
 
 __all__ = [
     "Acked",
@@ -29,6 +30,7 @@ __all__ = [
     "RangeResult",
     "SensorSettings",
     "SparkResource",
+    "StateConfig",
     "ack_hook",
     "ack_materialised",
     "buffer_definitions",
@@ -36,6 +38,7 @@ __all__ = [
     "landing_job",
     "range_asset",
     "range_sensor",
+    "state_asset",
     "table_checks",
     "upkeep_job",
 ]

@@ -17,25 +17,29 @@ from objbuf_dagster.orchestration.source import BufferSource
 
 def buffer_definitions(
     source: BufferSource,
-    assets: Sequence[dg.AssetsDefinition],
+    assets: Sequence[dg.AssetsDefinition | dg.AssetSpec],
     resources: Mapping[str, Any],
     settings: SensorSettings | None = None,
     *,
     tables: Mapping[str, str] | None = None,
+    upkeep: Sequence[str] = (),
     sensor_interval_seconds: int = 5,
 ) -> dg.Definitions:
-    """The external asset, these range assets, the sensor that runs them, and the jobs and schedules around.
+    """The external asset, these assets, the sensor that runs those with ranges, and the jobs and schedules around.
 
         defs = buffer_definitions(source, [entries], {"buffer": ..., "lake": ..., "spark": ...})
 
+    assets: range assets, and specs of what they write besides, such as dead letters.
     resources: under the names that source and assets use; the lake is `lake`.
     tables: the lake's tables that upkeep and checks look after, by asset; those of the assets with the CHECKS of a
         landing unless given. None are looked after if it is empty.
+    upkeep: the lake's tables that upkeep alone looks after: of dead letters, most ranges have none.
 
     Steps run in the run's own process: hooks must be done before the run ends. Join other definitions with
     `dg.Definitions.merge`. Raises InvalidInput for an asset of `ack_after` that is not there.
     """
-    keys = {key for asset in assets for key in asset.keys}
+    ranged = [one for one in assets if isinstance(one, dg.AssetsDefinition)]
+    keys = {key for asset in ranged for key in asset.keys}
     if missing := [gate.to_user_string() for gate in source.gates if gate not in keys]:
         raise InvalidInput(
             f"ack_after names {', '.join(missing)}, which is no asset of this pipeline: nothing would ever be acked"
@@ -43,12 +47,13 @@ def buffer_definitions(
     for name, kind in ((source.name, "BufferResource"), ("lake", "LakeResource")):
         if name not in resources:
             raise InvalidInput(f"a pipeline needs the resource {name!r}: a {kind}")
-    land = landing_job(source, assets)
+    land = landing_job(source, ranged)
     if tables is None:
-        landed = [one.key for one in assets if set(CHECKS) <= {check.name for check in one.check_keys}]
+        landed = [one.key for one in ranged if set(CHECKS) <= {check.name for check in one.check_keys}]
         tables = {key.to_user_string(): "_".join(key.path) for key in landed}
     collect = collect_job(source)
-    upkeep = upkeep_job(sorted(set(tables.values())), name=f"upkeep_{source.name}_tables")
+    looked_after = sorted({*tables.values(), *upkeep})
+    maintain = upkeep_job(looked_after, name=f"upkeep_{source.name}_tables")
     checks = [table_checks(source, asset, table) for asset, table in tables.items()]
     check = dg.define_asset_job(
         f"check_{source.name}_tables_job",
@@ -56,7 +61,7 @@ def buffer_definitions(
         executor_def=dg.in_process_executor,
         description="Looks over whole tables: what was acked is there, no hole is between ranges, nothing is twice.",
     )
-    nightly: list[Job] = [upkeep, check] if tables else []
+    nightly: list[Job] = [*([maintain] if looked_after else []), *([check] if tables else [])]
     return dg.Definitions(
         assets=[source.asset(), *assets],
         asset_checks=checks,

@@ -19,9 +19,11 @@ from objbuf_dagster.cli import ranges as ranges_command
 from objbuf_dagster.cli.cluster import reason
 from objbuf_dagster.cli.text import duration, plural, printable, redact, size
 from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
 from objbuf_dagster.lake.upkeep import DEFAULT_RETENTION, SHORTEST_RETENTION
 from objbuf_dagster.spark.session import DEFAULT_MASTER
 from tests.cli.commands import COMMAND, environment, error, fill, ok, one_line, run
+from tests.cli.letters import put_letters
 from tests.support.s3 import S3Location
 
 
@@ -74,6 +76,9 @@ def test_every_example_runs(example: str, tmp_path: Path, request: pytest.Fixtur
         fill(tmp_path, [b"a"])
         ok("ranges", "plan", tmp_path, "--max-wait", "0")
         LakeTable(tmp_path / "lake" / "entries").commit("000000000000-000000000000", [], epoch=1)
+        if "dead-letters show" in example:
+            letters = LakeTable(tmp_path / "lake" / "dead_letters", DEAD_LETTERS)
+            put_letters(letters, "000000000000-000000000000", "otlp_logs", [(0, 0, "truncated", b"x")])
         line = line.replace("/tmp/buffer", str(tmp_path)).replace("/tmp/lake", f"{tmp_path}/lake")  # noqa: S108  as in the help
     assert line != example
     (tmp_path / "access.log").write_bytes(b"one\ntwo\n")
@@ -100,7 +105,7 @@ def test_version_is_the_packages() -> None:
     assert ok("--version") == f"objbuf {__version__}\n"
 
 
-@pytest.mark.parametrize("path", [(), ("ranges",), ("manifest",), ("lake",)])
+@pytest.mark.parametrize("path", [(), ("ranges",), ("manifest",), ("lake",), ("dead-letters",)])
 def test_group_alone_shows_its_help(path: tuple[str, ...]) -> None:
     assert ok(*path) == ok(*path, "--help")
 

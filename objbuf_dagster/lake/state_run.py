@@ -1,0 +1,357 @@
+"""Moving a state on: the ranges that are due, in the order of their sequences, each once and never past a hole.
+
+`catch_up` reads the typed table. `rebuild` reads `entries` and decodes again: that is what helps when ranges of the
+typed table are gone, when sequences are in no range at all, and after the fold was changed.
+
+Storage that fails is tried again, a range at a time, from the state that it was applied to: so no failure leaves a hole
+or applies anything twice. After TRIES failures in a row it is given up, and what was committed until then stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from objbuf_dagster.errors import InvalidInput, StorageUnavailable
+from objbuf_dagster.lake.files import LiveFile, Snapshot, batches_of
+from objbuf_dagster.lake.fold import ORDER
+from objbuf_dagster.lake.state import TRIES, StateTable
+from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor
+from objbuf_dagster.lake.state_rows import ordered
+from objbuf_dagster.lake.state_shadow import Shadow
+from objbuf_dagster.lake.table import LakeTable
+from objbuf_dagster.ranges import RangeLedger, SequenceRange
+from objbuf_dagster.store import RetryPolicy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RANGES_AT_ONCE = 32
+"""Ranges that one commit applies, at the most, where many are due."""
+
+Decode = Callable[["pa.RecordBatch"], Iterable["pa.RecordBatch"]]
+"""Rows of the typed table from rows of `entries`."""
+
+T = TypeVar("T")
+_PAUSE = RetryPolicy(base_seconds=0.2, cap_seconds=10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StateReport:
+    """What was done, and where the state is now.
+
+    cursor, version: None if nothing was ever applied.
+    ranges, rows, commits: by this call; rows of the typed table, also those that did not matter.
+    waiting: why nothing more could be applied, if ranges lie behind what is missing.
+    changed: rows that the typed table has more (or less) in the ranges that were applied, since they were: dead letters
+        were redriven, or ranges decoded anew. The state knows nothing of it until it is rebuilt. 0 also if that cannot
+        be told.
+    """
+
+    cursor: StateCursor | None
+    version: int | None
+    ranges: int = 0
+    rows: int = 0
+    commits: int = 0
+    waiting: str | None = None
+    changed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a state is made from.
+
+    typed: the table whose rows are folded. entries: the one that this was decoded from.
+    ledger: of the buffer. Without it nobody can tell a range that is to come from one that never will.
+    buffer: its identity, written into the cursor and compared with it.
+    """
+
+    typed: LakeTable
+    entries: LakeTable
+    ledger: RangeLedger | None = None
+    buffer: str | None = None
+
+
+def catch_up(
+    state: StateTable,
+    sources: Sources,
+    *,
+    run_id: str | None = None,
+    ranges_at_once: int = RANGES_AT_ONCE,
+    tries: int = TRIES,
+) -> StateReport:
+    """Apply all ranges of the typed table that follow the cursor without a hole.
+
+    Others may do the same at the same time: what they have applied is not applied again.
+
+    Raises RebuildNeeded if the next range can never come, or the state was not made from this, by this fold;
+    StorageUnavailable after `tries` failures in a row; whatever keeps a table from being read.
+    """
+    _check_settings(ranges_at_once, tries)
+    done = _Done(tries)
+    while True:
+        snapshot = done.patiently(state.snapshot)
+        landed = _landed(done.patiently(sources.typed.snapshot))
+        cursor = snapshot.cursor if snapshot else None
+        if cursor is not None:
+            cursor.check_buffer(state.name, sources.buffer)
+            cursor.check_batches(state.name, done.patiently(_batches, sources.entries, cursor.last_range))
+        due = done.patiently(_due, state, sources, cursor, landed)
+        if not due.ranges:
+            version = snapshot.version if snapshot and cursor else None
+            changed = _changed(cursor, landed)
+            return StateReport(cursor, version, done.ranges, done.rows, done.commits, due.waiting, changed)
+        if snapshot is None:
+            done.patiently(state.load_or_create)
+            continue  # others may have been faster, and have applied something by now
+        chosen = due.ranges[:ranges_at_once]
+        shadow = state.shadow(snapshot)
+        typed = done.patiently(sources.typed.files, [one.key for one in chosen])
+        for one in chosen:
+            files = [file for file in typed if file.range == one.key]
+            done.fold(shadow, ordered, sources.typed, files, state.fold.reads)
+        new = _moved(state, sources, cursor, chosen, shadow, done)
+        prepared = done.patiently(state.prepare, shadow, new)
+        if state.commit(snapshot, prepared, words=_words(run_id), tries=tries) is not None:
+            done.ranges += len(chosen)
+            done.rows += shadow.rows
+            done.commits += 1
+
+
+def rebuild(
+    state: StateTable,
+    sources: Sources,
+    decode: Decode,
+    *,
+    over_gaps: bool = False,
+    run_id: str | None = None,
+    tries: int = TRIES,
+) -> StateReport:
+    """Make the state again from `entries`, in one transaction; readers see the old one until it is done.
+
+    It begins with the first range that is there and goes as far as the typed table does (as `entries` does, if that
+    has none). It passes over sequences that the ledger says can never come, and notes them; without a ledger only if
+    `over_gaps`. Keys that no row has any more are gone. What others commit meanwhile is replaced: the cursor says how
+    far the state is, and `catch_up` does the rest.
+
+    Raises InvalidInput if `entries` has nothing to make it from, StorageUnavailable after `tries` failures in a row.
+    """
+    _check_settings(1, tries)
+    done = _Done(tries)
+    found = done.patiently(sources.entries.snapshot)
+    chosen, gaps, waiting = done.patiently(_to_rebuild, sources, _landed(found), over_gaps)
+    if found is None or not chosen:
+        raise InvalidInput(f"there is nothing in {sources.entries.name} to rebuild {state.name} from: land it first")
+    snapshot = done.patiently(state.load_or_create, any_fold=True)
+    shadow = state.shadow()
+    for one in chosen:
+        done.fold(shadow, _decoded, state, sources.entries, found.live([one.key]), decode)
+    new = _moved(state, sources, None, chosen, shadow, done, gaps)
+    prepared = done.patiently(state.prepare, shadow, new, everything=True)
+    version = state.commit(snapshot, prepared, words={**_words(run_id), "rebuild": True}, tries=tries)
+    return StateReport(new, version, len(chosen), shadow.rows, 1, waiting)
+
+
+@dataclass(slots=True)
+class _Done:
+    """What was done so far, patiently."""
+
+    tries: int
+    ranges: int = 0
+    rows: int = 0
+    commits: int = 0
+
+    def patiently(self, call: Callable[..., T], *given: Any, **named: Any) -> T:
+        for failures in range(1, self.tries + 1):
+            try:
+                return call(*given, **named)
+            except StorageUnavailable as error:
+                if failures == self.tries:
+                    raise StorageUnavailable(
+                        f"storage failed in {self.tries} tries, nothing was applied by halves; try again: {error}"
+                    ) from error
+                time.sleep(_PAUSE.pause(failures))
+        raise AssertionError("unreachable")
+
+    def fold(self, shadow: Shadow, rows: Callable[..., Iterator[pa.RecordBatch]], *given: Any) -> None:
+        """One range, as a whole or not at all."""
+        before = shadow.save()
+
+        def attempt() -> None:
+            shadow.restore(before)
+            shadow.add(rows(*given))
+
+        self.patiently(attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    ranges: list[SequenceRange]
+    waiting: str | None = None
+
+
+def _check_settings(ranges_at_once: int, tries: int) -> None:
+    if ranges_at_once < 1 or tries < 1:
+        raise InvalidInput(f"ranges at once and tries must be 1 or more: {ranges_at_once}, {tries}")
+
+
+def _words(run_id: str | None) -> dict[str, Any]:
+    return {} if run_id is None else {"run_id": run_id}
+
+
+def _landed(snapshot: Snapshot | None) -> dict[SequenceRange, int | None]:
+    """The ranges that a table has, in order, with their rows."""
+    found = snapshot.by_range() if snapshot else {}
+    return {SequenceRange.from_key(key): one.rows for key, one in found.items()}
+
+
+def _batches(entries: LakeTable, range_key: str) -> tuple[str, str] | None:
+    return batches_of(entries.files([range_key]))
+
+
+def _decoded(
+    state: StateTable, entries: LakeTable, files: Sequence[LiveFile], decode: Decode
+) -> Iterator[pa.RecordBatch]:
+    names = entries.schema.to_arrow().names
+    for block in ordered(entries, files, names):
+        for rows in decode(block.select(names)):
+            yield rows.select([*dict.fromkeys([*ORDER, *state.fold.reads])])
+
+
+def _moved(
+    state: StateTable,
+    sources: Sources,
+    before: StateCursor | None,
+    applied: Sequence[SequenceRange],
+    shadow: Shadow,
+    done: _Done,
+    gaps: Sequence[tuple[int, int]] = (),
+) -> StateCursor:
+    """The cursor behind these ranges."""
+    done.patiently(shadow.write_out)
+    last = applied[-1]
+    return state.cursor_of(
+        last_range=last.key,
+        next_sequence=last.end + 1,
+        first_sequence=before.first_sequence if before else applied[0].start,
+        ranges=(before.ranges if before else 0) + len(applied),
+        rows=(before.rows if before else 0) + shadow.rows,
+        keys=shadow.keys,
+        buffer=sources.buffer or (before.buffer if before else None),
+        batches=done.patiently(_batches, sources.entries, last.key),
+        gaps=(*(before.gaps if before else ()), *gaps),
+    )
+
+
+def _due(
+    state: StateTable, sources: Sources, cursor: StateCursor | None, landed: Mapping[SequenceRange, int | None]
+) -> _Due:
+    """The ranges to apply next; if there are none, why. Raises RebuildNeeded if there never will be."""
+    entries = _landed(sources.entries.snapshot()) if cursor is None or not _at(landed, cursor.next_sequence) else {}
+    if cursor is None:
+        first = min([*landed, *entries], default=None)
+        if first is None:
+            return _Due([])
+        planned = sources.ledger.starts()[:1] if sources.ledger else []
+        position = min([first.start, *planned])
+    else:
+        position = cursor.next_sequence
+    chosen: list[SequenceRange] = []
+    for one in landed:
+        if one.start == position:
+            chosen.append(one)
+            position = one.end + 1
+    if chosen:
+        return _Due(chosen)
+    return _Due([], _missing(state, sources, position, landed, entries))
+
+
+def _at(landed: Iterable[SequenceRange], start: int) -> SequenceRange | None:
+    return next((one for one in landed if one.start == start), None)
+
+
+def _missing(
+    state: StateTable,
+    sources: Sources,
+    position: int,
+    landed: Mapping[SequenceRange, int | None],
+    entries: Mapping[SequenceRange, int | None],
+) -> str | None:
+    """What the typed table lacks at this sequence, in words; None if it is just not produced yet."""
+    astride = next((one for one in [*landed, *entries] if one.start < position <= one.end), None)
+    if astride is not None:
+        detail = f"its next sequence is {position}, inside of range {astride}: ranges were cut anew"
+        raise RebuildNeeded(state.name, "replaced", detail, first=position, last=astride.end)
+    waiting = _at(entries, position)
+    behind = min((one.start for one in [*landed, *entries] if one.start > position), default=None)
+    if waiting is None and behind is None:
+        return None
+    if sources.ledger is None:
+        if waiting is not None:
+            return f"range {waiting} has landed and is not in {sources.typed.name} yet"
+        return (
+            f"sequences {position} to {(behind or 0) - 1} are in no table: they are still to land, have expired, or "
+            "were skipped; the buffer would tell"
+        )
+    expired = sources.ledger.retention().expired_before
+    planned = waiting or _planned(sources.ledger, position)
+    if planned is not None:
+        if planned.end >= expired:
+            return f"range {planned} is not in {sources.typed.name} yet"
+        detail = f"range {planned} has expired, and is not in {sources.typed.name}"
+        raise RebuildNeeded(state.name, "expired", detail, first=planned.start, last=planned.end)
+    last = min([*(start for start in sources.ledger.starts(position)), *([behind] if behind else [])]) - 1
+    if position < expired:
+        detail = f"sequences {position} to {last} have expired, and are not in {sources.typed.name}"
+        raise RebuildNeeded(state.name, "expired", detail, first=position, last=last)
+    detail = f"sequences {position} to {last} are in no range: they were skipped as a gap"
+    raise RebuildNeeded(state.name, "gap", detail, first=position, last=last)
+
+
+def _planned(ledger: RangeLedger, start: int) -> SequenceRange | None:
+    found = ledger.starts(start)
+    if not found or found[0] != start:
+        return None
+    planned = ledger.at(start)
+    return SequenceRange(planned.start, planned.end)
+
+
+def _to_rebuild(
+    sources: Sources, entries: Mapping[SequenceRange, int | None], over_gaps: bool
+) -> tuple[list[SequenceRange], list[tuple[int, int]], str | None]:
+    """The ranges to make it from, the gaps between them, and what ended it before its time."""
+    typed = _landed(sources.typed.snapshot())
+    end = max((one.end for one in typed), default=None)
+    chosen: list[SequenceRange] = []
+    gaps: list[tuple[int, int]] = []
+    for one in entries:
+        if end is not None and one.end > end:
+            break
+        position = chosen[-1].end + 1 if chosen else one.start
+        if one.start > position:
+            if not over_gaps and not _never_comes(sources.ledger, position, one.start):
+                missing = f"sequences {position} to {one.start - 1} are not in {sources.entries.name}"
+                told = "yet" if sources.ledger else "and nobody can tell whether they will be: name the buffer"
+                return chosen, gaps, f"{missing} {told}"
+            gaps.append((position, one.start - 1))
+        chosen.append(one)
+    return chosen, gaps, None
+
+
+def _never_comes(ledger: RangeLedger | None, first: int, behind: int) -> bool:
+    """Whether no range that is still to land has any of these sequences."""
+    if ledger is None:
+        return False
+    expired = ledger.retention().expired_before
+    return all(ledger.at(start).end < expired for start in ledger.starts(first) if start < behind)
+
+
+def _changed(cursor: StateCursor | None, landed: Mapping[SequenceRange, int | None]) -> int:
+    if cursor is None:
+        return 0
+    applied = {one: rows for one, rows in landed.items() if cursor.first_sequence <= one.start < cursor.next_sequence}
+    whole = sum(map(len, applied)) == cursor.next_sequence - cursor.first_sequence
+    known = [rows for rows in applied.values() if rows is not None]
+    return sum(known) - cursor.rows if whole and len(known) == len(applied) else 0
