@@ -2,4 +2,4 @@
 
 from objbuf_dagster.orchestration import BufferSource
 
-source = BufferSource("buffer", ack_after=["entries"])
+source = BufferSource("buffer", ack_after=["entries", "otel_logs"])

@@ -1,4 +1,7 @@
-"""Something to watch: a few services that write their logs into a buffer.
+"""Something to watch: a few services whose logs a collector writes into a buffer.
+
+What is written is what the OpenTelemetry Collector's exporter writes: an export request in protobuf per entry, and an
+envelope of four bytes as its metadata.
 
 `python -m dev.demo URL` writes until it is told to stop, and what it wrote is durable then. `--events N` stops by
 itself.
@@ -7,16 +10,20 @@ itself.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterable, Mapping
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from objbuf_dagster.buffer import BufferPlace, Producer, WriteHandle, peek
+from objbuf_dagster.decode import Envelope, Signal
 from objbuf_dagster.errors import ObjbufError
 from objbuf_dagster.store import open_store
 
@@ -29,30 +36,57 @@ LONGEST_QUEUE = 3600
 _LOOK_SECONDS = 10.0
 _TICK_SECONDS = 0.1
 _SERVICES = ("checkout", "payments", "search", "sessions")
+_INSTANCES = 2
 _PATHS = ("/cart", "/charge", "/find", "/login")
 _LEVELS = ("INFO",) * 17 + ("WARN",) * 2 + ("ERROR",)
+_STATUS = {"INFO": 200, "WARN": 404, "ERROR": 500}
 
 
-def event(number: int, service: str, now: float) -> bytes:
-    """The event of that number: a line of JSON. All but its time follows from the number and the service."""
+def event(number: int, service: str, now: float) -> LogRecord:
+    """The event of that number. All but its time follows from the number and the service."""
     chance = random.Random(f"{service}/{number}")
     level = chance.choice(_LEVELS)
     path = chance.choice(_PATHS)
-    status = {"INFO": 200, "WARN": 404, "ERROR": 500}[level]
-    return json.dumps(
-        {
-            "time": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="milliseconds"),
-            "service": service,
-            "level": level,
-            "number": number,
-            "message": f"GET {path} {status}",
-            "path": path,
-            "status": status,
-            "duration_ms": round(chance.lognormvariate(3, 1), 1),
-            "user": f"user-{chance.randrange(1000)}",
-        },
-        separators=(",", ":"),
-    ).encode()
+    nanos = int(now * 1e9)
+    return LogRecord(
+        time_unix_nano=nanos,
+        observed_time_unix_nano=nanos,
+        severity_number=SeverityNumber.Value(f"SEVERITY_NUMBER_{level}"),
+        severity_text=level,
+        body=AnyValue(string_value=f"GET {path} {_STATUS[level]}"),
+        attributes=_attributes(
+            {
+                "number": number,
+                "http.route": path,
+                "http.response.status_code": _STATUS[level],
+                "duration_ms": round(chance.lognormvariate(3, 1), 1),
+                "user.id": f"user-{chance.randrange(1000)}",
+            }
+        ),
+        trace_id=chance.randbytes(16),
+        span_id=chance.randbytes(8),
+    )
+
+
+def request(numbers: Iterable[int], service: str, instance: int, now: float) -> bytes:
+    """The events of one instance of a service, as a collector hands them on."""
+    where = {"service.name": service, "service.instance.id": f"{service}-{instance}", "service.version": "1.4.2"}
+    resource = Resource(attributes=_attributes({**where, "_odb_gateway_received_at": int(now * 1e9)}))
+    scope = ScopeLogs(
+        scope=InstrumentationScope(name="demo"), log_records=[event(number, service, now) for number in numbers]
+    )
+    logs = ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=resource, scope_logs=[scope])])
+    return bytes(logs.SerializeToString())
+
+
+def _attributes(values: Mapping[str, str | int | float]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=_value(one)) for key, one in values.items()]
+
+
+def _value(one: str | float) -> AnyValue:
+    if isinstance(one, str):
+        return AnyValue(string_value=one)
+    return AnyValue(int_value=one) if isinstance(one, int) else AnyValue(double_value=one)
 
 
 class Pace:
@@ -85,6 +119,7 @@ class Demo:
     def run(self) -> int:
         """How many events it wrote. Raises ObjbufError if a write failed."""
         pace = Pace()
+        envelope = Envelope(Signal.LOGS).to_bytes()
         written = calls = 0
         due = looked = time.monotonic()
         where = (self._place.store, self._place.manifest_path, self._place.data_prefix)
@@ -92,10 +127,9 @@ class Demo:
             while self._sleep_until(due) and (self._most is None or written < self._most):
                 service = _SERVICES[calls % len(_SERVICES)]
                 count = CALL_EVENTS if self._most is None else min(CALL_EVENTS, self._most - written)
-                now = time.time()
-                entries = [event(number, service, now) for number in range(written, written + count)]
-                payload = json.dumps({"source": "demo", "service": service, "call": calls}).encode()
-                self._handles.append(producer.produce(entries, payload))
+                instance = calls // len(_SERVICES) % _INSTANCES
+                entry = request(range(written, written + count), service, instance, time.time())
+                self._handles.append(producer.produce([entry], envelope))
                 self._raise_failures()
                 written += count
                 calls += 1

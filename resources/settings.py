@@ -68,6 +68,11 @@ def sensor() -> SensorSettings:
     )
 
 
+def sensor_interval() -> int:
+    """Seconds between two ticks, at least."""
+    return _number("OBJBUF_SENSOR_SECONDS", 5, int, least=1)
+
+
 def is_bucket(url: str) -> bool:
     return url.startswith(("s3://", "s3a://"))
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from dev.demo import EVENTS_PER_SECOND, Pace, event
 from objbuf_dagster.buffer import Consumer, peek
+from objbuf_dagster.decode import OtlpLogs
 from objbuf_dagster.store import LocalStore
 from tests.dev.launches import CODE, environment
 from tests.spark.processes import wait_until
@@ -18,14 +21,21 @@ from tests.spark.processes import wait_until
 DEMO = (sys.executable, "-m", "dev.demo")
 
 
-def read(root: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """All events and all metadata of the queue, as a consumer finds them."""
-    events, metadata = [], []
+def read(root: Path) -> list[dict[str, Any]]:
+    """All events of the queue, as the decoder of such entries finds them."""
+    decoder = OtlpLogs()
+    events: list[dict[str, Any]] = []
     with Consumer.open(LocalStore(root)) as consumer:
         while (batch := consumer.next_batch()) is not None:
-            events += [json.loads(bytes(entry)) for entry in batch.entries]
-            metadata += [json.loads(bytes(item.payload)) for item in batch.metadata]
-    return events, metadata
+            assert all(decoder.takes(bytes(item.payload)) for item in batch.metadata)
+            decoded = decoder.decode(pa.array([bytes(entry) for entry in batch.entries], pa.binary()))
+            assert decoded.failures == ()
+            events += decoded.rows.to_pylist()
+    return events
+
+
+def numbers(events: list[dict[str, Any]]) -> list[int]:
+    return [int(dict(one["LogAttributes"])["number"]) for one in events]
 
 
 def test_it_ends_when_told_and_everything_is_readable(tmp_path: Path) -> None:
@@ -37,20 +47,20 @@ def test_it_ends_when_told_and_everything_is_readable(tmp_path: Path) -> None:
     _, complaints = demo.communicate(timeout=20)
     assert (demo.returncode, complaints) == (0, "")
     assert time.monotonic() - asked < 5  # a second, and what a busy machine adds
-    events, metadata = read(tmp_path)
-    assert [one["number"] for one in events] == list(range(len(events)))
-    assert len(events) == 50 * len(metadata)
-    assert [one["call"] for one in metadata] == list(range(len(metadata)))
-    assert {one["service"] for one in events} == {one["service"] for one in metadata}
+    events = read(tmp_path)
+    assert numbers(events) == list(range(len(events)))
+    assert [one["ServiceName"] for one in events[::50]] == [
+        ("checkout", "payments", "search", "sessions")[call % 4] for call in range(len(events) // 50)
+    ]
+    resource = dict(events[-1]["ResourceAttributes"])
+    assert {"service.name", "service.instance.id", "_odb_gateway_received_at"} <= resource.keys()
 
 
 def test_a_second_start_goes_on_behind_the_first(tmp_path: Path) -> None:
     for _ in range(2):
         subprocess.run([*DEMO, tmp_path.as_uri(), "--events", "120"], cwd=CODE, env=environment(), check=True)
     assert peek(LocalStore(tmp_path)).next_sequence >= 2
-    events, metadata = read(tmp_path)
-    assert [one["number"] for one in events] == [*range(120), *range(120)]
-    assert [one["source"] for one in metadata] == ["demo"] * 6
+    assert numbers(read(tmp_path)) == [*range(120), *range(120)]
 
 
 def test_a_buffer_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
@@ -63,10 +73,11 @@ def test_a_buffer_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> 
 
 
 def test_events_differ_only_in_time() -> None:
-    one, again, other = (json.loads(event(7, "search", now)) for now in (0.0, 0.0, 1.0))
+    one, again, other = (event(7, "search", now) for now in (0.0, 0.0, 1.0))
     assert one == again
-    assert one["time"] == "1970-01-01T00:00:00.000+00:00"
-    assert {**other, "time": one["time"]} == one
+    assert (one.time_unix_nano, other.time_unix_nano) == (0, 1_000_000_000)
+    other.time_unix_nano = other.observed_time_unix_nano = 0
+    assert other == one
 
 
 def test_the_rate_is_about_what_is_promised_with_bursts() -> None:

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.ranges import SequenceRange
+from tests.e2e.logs import ENVELOPE, text_of
 from tests.e2e.producing import Entry, durable, producing
 from tests.e2e.running import UNFINISHED, Dagster
 
 SETTINGS = {
     "OBJBUF_MAX_BATCHES": "10",
     "OBJBUF_MAX_WAIT": "3",
+    "OBJBUF_SENSOR_SECONDS": "1",
     "OBJBUF_RETRY_SECONDS": "1",  # what a test kills shall be tried again while somebody is looking
 }
 
@@ -54,23 +57,36 @@ class Deployment:
         self.dagster.wait_until("no run is left", lambda: not self.dagster.runs(*UNFINISHED))
 
     def rows(self) -> list[Entry]:
-        """The table's, ordered by sequence and index; each is in the partition of its range."""
-        names = ["_odb_sequence", "_odb_entry_index", "_odb_range", "entry"]
-        entries = self.dagster.lake_at.below("entries")
-        found = LakeTable(entries.url, options=entries.options).delta().to_pyarrow_table(columns=names)
-        columns = [found[name].to_pylist() for name in names]
-        for sequence, key in set(zip(columns[0], columns[2], strict=True)):
+        """The table's, ordered by sequence and index; each is in the partition of its range.
+
+        The typed table and the dead letters are compared with it: each entry is in one of them.
+        """
+        entries = self._table("entries", "_odb_metadata", "entry")
+        logs = {place: text_of(entry) for place, (payload, entry) in entries.items() if payload == ENVELOPE}
+        others = {place: entry.decode() for place, (payload, entry) in entries.items() if payload != ENVELOPE}
+        assert {place: body for place, (body,) in self._table("otel_logs", "Body").items()} == logs
+        letters = self._table("dead_letters", "entry") if others else {}
+        assert {place: entry.decode() for place, (entry,) in letters.items()} == others
+        return sorted((*place, text) for place, text in {**logs, **others}.items())
+
+    def _table(self, name: str, *columns: str) -> dict[tuple[int, int], tuple[Any, ...]]:
+        """These columns of a table, by sequence and index of the entry, which is there once."""
+        names = ["_odb_sequence", "_odb_entry_index", "_odb_range", *columns]
+        place = self.dagster.lake_at.below(name)
+        read = LakeTable(place.url, None, options=place.options).delta().to_pyarrow_table(columns=names)
+        rows = list(zip(*(read[column].to_pylist() for column in names), strict=True))
+        for sequence, key in {(row[0], row[2]) for row in rows}:
             one = SequenceRange.from_key(key)
             assert one.start <= sequence <= one.end
-        return sorted(
-            (sequence, index, entry.decode())
-            for sequence, index, entry in zip(columns[0], columns[1], columns[3], strict=True)
-        )
+        found = {(row[0], row[1]): row[3:] for row in rows}
+        assert len(found) == len(rows), f"{name} has something twice"
+        return found
 
     def assert_settled(self) -> None:
         """Every range is materialised, none is missing between them, and the frontier is at the end."""
         dagster = self.dagster
-        assert dagster.not_materialised() == []
+        assert dagster.not_materialised() == dagster.not_materialised("otel_logs") == []
+        assert dagster.materialised("otel_logs") == dagster.materialised()
         ranges = [SequenceRange.from_key(key) for key in dagster.materialised()]
         assert [one.start for one in ranges] == [0, *(one.end + 1 for one in ranges[:-1])]
         assert ranges[-1].end + 1 == dagster.frontier == dagster.next_sequence

@@ -40,8 +40,8 @@ UNFINISHED = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 _LANDS = "Spark is ready"
 """A run says so in the deployment's log, and then lands its ranges."""
 
-_PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["entries"]}) { ... on AssetNode { assetPartitionStatuses {
-    ... on DefaultPartitionStatuses {
+_PARTITIONS = """query($asset: AssetKeyInput!) { assetNodeOrError(assetKey: $asset) { ... on AssetNode {
+    assetPartitionStatuses { ... on DefaultPartitionStatuses {
         materialised: materializedPartitions missing: unmaterializedPartitions failed: failedPartitions } } } } }"""
 
 _MATERIALISATIONS = """query($partitions: [String!]) { assetNodeOrError(assetKey: {path: ["entries"]}) {
@@ -241,14 +241,17 @@ class Dagster:
     def next_sequence(self) -> int:
         return peek(self.buffer_at.open()).next_sequence
 
-    def materialised(self) -> list[str]:
-        """The partitions of `entries` that the UI shows as such, in order."""
-        found: list[str] = self.query(_PARTITIONS)["assetNodeOrError"]["assetPartitionStatuses"]["materialised"]
+    def materialised(self, asset: str = "entries") -> list[str]:
+        """The partitions of an asset that the UI shows as such, in order."""
+        found: list[str] = self._partitions(asset)["materialised"]
         return found
 
-    def not_materialised(self) -> list[str]:
-        found = self.query(_PARTITIONS)["assetNodeOrError"]["assetPartitionStatuses"]
+    def not_materialised(self, asset: str = "entries") -> list[str]:
+        found = self._partitions(asset)
         return [*found["missing"], *found["failed"]]
+
+    def _partitions(self, asset: str) -> Any:
+        return self.query(_PARTITIONS, asset={"path": [asset]})["assetNodeOrError"]["assetPartitionStatuses"]
 
     def runs_of(self, partition: str) -> list[str]:
         """The runs that materialised it, the latest first."""

@@ -76,6 +76,11 @@ def test_every_range_is_a_materialised_partition_with_its_numbers_and_rows(page:
     expect(page.get_by_text("Materialized", exact=True)).to_be_visible()
     for name in (*NUMBERS, "preview"):
         expect(page.get_by_role("cell", name=name, exact=True)).to_be_visible()
+
+    page.goto(f"/assets/otel_logs?view=partitions&partition={keys[0]}")
+
+    for name in ("rows", "entries", "dead_letters", "decoder", "preview"):
+        expect(page.get_by_role("cell", name=name, exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name=re.compile(r"^producer-\d+ \d+$")).first).to_be_attached()
 
 
@@ -182,6 +187,12 @@ def test_odd_entries_metadata_and_locations_are_plain_text_to_the_ui(page: Page,
     assert page.locator("#injected, td script, td b, td img, td a[href^='javascript']").count() == 0
     assert page.evaluate("window.injected") is None
     assert errors == []
+    # and: they are dead letters, which the asset of these tells
+    page.goto(f"/assets/dead_letters?view=partitions&partition={key}")
+    expect(page.get_by_text("Materialized", exact=True)).to_be_visible()
+    letters = page.get_by_role("row").filter(has=page.get_by_role("cell", name="dead_letters", exact=True))
+    expect(letters).to_contain_text(str(len(ODD)))
+    assert page.evaluate("window.injected") is None
     # and: the page works as before, and so does the rest
     page.goto("/assets/entries?view=partitions")
     expect(page.get_by_title(key).first).to_be_visible()

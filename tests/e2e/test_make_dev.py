@@ -46,9 +46,17 @@ def test_partitions_fill_and_the_frontier_follows_until_ctrl_c(tmp_path: Path) -
         launch.wait_until_up()
         wait_until(lambda: peek(store).frontier > 0, seconds=PATIENCE_SECONDS)
 
-        assert lineage(launch.port) == {"entries": ["buffer"], "buffer": []}
+        assert lineage(launch.port) == {
+            "buffer": [],
+            "entries": ["buffer"],
+            "otel_logs": ["entries"],
+            "dead_letters": ["otel_logs"],
+            "service_latest": ["otel_logs"],
+        }
         assert launch.end(signal.SIGINT) == 0
 
         assert "everything has ended" in launch.output
-    landed = DeltaTable(tmp_path / ".data/lake/entries").to_pyarrow_table(columns=["_odb_sequence"])
-    assert set(range(peek(store).frontier)) <= set(landed["_odb_sequence"].to_pylist())
+    for table in ("entries", "otel_logs"):
+        landed = DeltaTable(tmp_path / ".data/lake" / table).to_pyarrow_table(columns=["_odb_sequence"])
+        assert set(range(peek(store).frontier)) <= set(landed["_odb_sequence"].to_pylist())
+    assert not (tmp_path / ".data/lake/dead_letters").exists()

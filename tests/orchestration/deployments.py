@@ -158,6 +158,13 @@ class Deployment:
         return bool(self.instance.get_runs(dg.RunsFilter(tags=tags), limit=1))
 
 
+def planned(deployed: Deployment) -> list[str]:
+    """Take the buffer over and plan what is there; the runs are left to the test."""
+    deployed.tick()
+    deployed.tick(launch=False)
+    return deployed.partitions
+
+
 def entries_asset(source: BufferSource, **settings: Any) -> dg.AssetsDefinition:
     """The asset of the README's first example."""
     from objbuf_dagster.lake import CHECKS

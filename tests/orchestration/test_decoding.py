@@ -10,7 +10,10 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
+from objbuf_dagster.buffer import GarbageCollector
+from objbuf_dagster.buffer.metrics import DECODED_DEAD_LETTERS, DECODED_ROWS, DECODED_SKIPPED, Metrics
 from objbuf_dagster.decode import OtlpLogs
+from objbuf_dagster.errors import RangeExpired
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
 from objbuf_dagster.orchestration import (
@@ -20,8 +23,10 @@ from objbuf_dagster.orchestration import (
     Outcome,
     RangeContext,
     SparkResource,
+    buffer_definitions,
     range_asset,
 )
+from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.decoding import typed_schema
 from objbuf_dagster.spark.decoding_worker import OnError
 from tests.decode.messages import LOGS, field, log_entry
@@ -31,17 +36,29 @@ GOOD = log_entry(field(5, field(1, b"hello")))
 DRY = {"ops": {"otel_logs": {"config": {"dry_run": True}}}}
 
 
-def logs_asset(source: BufferSource, on_error: OnError = "dead_letter") -> dg.AssetsDefinition:
-    @range_asset(source, deps=["entries"])
+def logs_asset(
+    source: BufferSource, on_error: OnError = "dead_letter", metrics: Metrics | None = None
+) -> dg.AssetsDefinition:
+    @range_asset(source, deps=["entries"], batches=False)
     def otel_logs(context: RangeContext, spark: SparkResource, lake: LakeResource) -> Iterable[Outcome]:
-        return context.decode(spark.session, lake, OtlpLogs(), on_error=on_error)
+        return context.decode(spark.session, lake, OtlpLogs(), on_error=on_error, metrics=metrics)
 
     return otel_logs
 
 
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
 @pytest.fixture(params=["dead_letter"])
 def deployed(
-    request: pytest.FixtureRequest, tmp_path: Path, buffer: BufferResource, lake: Path, spark: SparkSession
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    buffer: BufferResource,
+    lake: Path,
+    spark: SparkSession,
+    metrics: Metrics,
 ) -> Iterator[Deployment]:
     """With two ranges of two batches planned: a good entry, a bad one, and one of another signal in each batch."""
     for _ in range(4):
@@ -49,7 +66,7 @@ def deployed(
             producer.produce([GOOD, b"\xff\xff"], LOGS)
             producer.produce([b"of metrics"], bytes((1, 1, 1, 0)))
     source = BufferSource()
-    made = [entries_asset(source), logs_asset(source, request.param)]
+    made = [entries_asset(source), logs_asset(source, request.param, metrics)]
     with deployment(tmp_path / "home", buffer, lake, source=source, assets=made) as found:
         found.tick()
         found.tick(launch=False)
@@ -104,9 +121,10 @@ def test_ranges_are_decoded_after_they_landed_and_tell_their_numbers(deployed: D
         assert told == {"rows": 2, "entries": 4, "entries_of_others": 2, "dead_letters": 2, "skipped": 0}
         assert (one["decoder"], one["decoder_version"]) == ("otlp_logs", OtlpLogs.version)
         assert one["seconds"] > 0
+        assert one["preview"].records[0].data["Body"] == "hello"
     assert (first["first_sequence"], second["first_sequence"]) == (0, 2)
-    observed = deployed.instance.fetch_observations(dg.AssetKey("dead_letters"), limit=10).records
-    seen = {str(one.partition_key): one.asset_observation for one in observed}
+    told_of = deployed.instance.fetch_materializations(dg.AssetKey("dead_letters"), limit=10).records
+    seen = {str(one.partition_key): one.asset_materialization for one in told_of}
     assert sorted(seen) == deployed.partitions
     assert all(one is not None and one.metadata["dead_letters"].value == 2 for one in seen.values())
 
@@ -119,7 +137,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(deployed: Deployment, 
     assert deployed.materialised("otel_logs") == []
     assert bodies(lake) == []
     assert letters(lake) == []
-    assert not deployed.instance.fetch_observations(dg.AssetKey("dead_letters"), limit=1).records
+    assert deployed.materialised("dead_letters") == []
 
 
 @pytest.mark.parametrize("deployed", ["fail"], indirect=True)
@@ -135,11 +153,53 @@ def test_an_asset_that_shall_fail_commits_nothing(deployed: Deployment, lake: Pa
 
 
 @pytest.mark.parametrize("deployed", ["skip"], indirect=True)
-def test_an_asset_that_may_skip_counts_what_it_dropped(deployed: Deployment, lake: Path) -> None:
+def test_an_asset_that_may_skip_counts_what_it_dropped(deployed: Deployment, lake: Path, metrics: Metrics) -> None:
     assert run(deployed, "entries").success
 
     assert run(deployed, "otel_logs").success
 
     assert [(one["skipped"], one["dead_letters"]) for one in shown(deployed)] == [(2, 0)] * 2
+    assert metrics.snapshot().counters == {DECODED_ROWS: 4, DECODED_DEAD_LETTERS: 0, DECODED_SKIPPED: 4}
     assert bodies(lake) == ["hello"] * 4
     assert letters(lake) == []
+
+
+def test_ranges_whose_batches_are_gone_are_decoded_from_what_has_landed(deployed: Deployment, lake: Path) -> None:
+    # given: all is acked, and the first range and its batches have expired
+    assert run(deployed, "entries").success
+    first, second = deployed.partitions
+    buffer = deployed.buffer
+    collector = GarbageCollector(buffer.store(), epoch=deployed.state.epoch, grace_seconds=0, retention_seconds=0)
+    with buffer.attach(deployed.state.epoch) as consumer:
+        consumer.ack_through(1)
+    collector.collect_once()
+    with pytest.raises(RangeExpired):
+        buffer.ledger().read(SequenceRange.from_key(first))
+    # when
+    failed, done = run(deployed, "entries"), run(deployed, "otel_logs")
+    # then: who needs the batches fails for them, and who does not goes on
+    assert "RangeExpired" in failure_of(failed) or "expired" in failure_of(failed)
+    assert done.success, failure_of(done)
+    assert bodies(lake) == ["hello"] * 4
+    assert letters(lake) == [b"\xff\xff"] * 4
+    assert sorted(deployed.materialised("otel_logs")) == [first, second]
+
+
+def test_upkeep_and_checks_look_after_typed_tables_too(deployed: Deployment, lake: Path) -> None:
+    assert run(deployed, "entries").success
+    assert run(deployed, "otel_logs").success
+    source = deployed.source
+    resources = dict(deployed.defs.resources or {})
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [entries_asset(source), logs_asset(source)]
+    assets.append(dg.AssetSpec("dead_letters", deps=["otel_logs"]))
+    tables = {"entries": "entries", "otel_logs": "otel_logs"}
+    defs = buffer_definitions(source, assets, resources, tables=tables, upkeep=["dead_letters"])
+
+    upkeep = defs.resolve_job_def("upkeep_buffer_tables_job").execute_in_process(instance=deployed.instance)
+    checks = defs.resolve_job_def("check_buffer_tables_job").execute_in_process(instance=deployed.instance)
+
+    assert upkeep.success
+    for table in ("entries", "otel_logs", "dead_letters"):
+        assert list((lake / table).rglob("*.checkpoint.parquet")), table
+    found = {(one.asset_key.to_user_string(), one.passed) for one in checks.get_asset_check_evaluations()}
+    assert found == {("entries", True), ("otel_logs", True)}

@@ -71,6 +71,15 @@ def test_variables_of_the_sensor_reach_it(
     assert settings.sensor() == expected
 
 
+def test_interval_of_the_sensor_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.sensor_interval() == 5
+    monkeypatch.setenv("OBJBUF_SENSOR_SECONDS", "30")
+    assert settings.sensor_interval() == 30
+    monkeypatch.setenv("OBJBUF_SENSOR_SECONDS", "0")
+    with pytest.raises(InvalidInput, match="OBJBUF_SENSOR_SECONDS is '0', and must be a number from 1 up"):
+        settings.sensor_interval()
+
+
 def test_variables_of_spark_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OBJBUF_SPARK_CONFIG", '{"spark.executor.memory": "4g"}')
     monkeypatch.setenv("OBJBUF_SPARK_MASTER", "spark://host:7077")

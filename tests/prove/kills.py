@@ -23,6 +23,7 @@ from pathlib import Path
 from dev.home import fail_lost_runs
 from objbuf_dagster.buffer import ManifestStore
 from objbuf_dagster.errors import NotFound
+from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.ranges import RangeLedger, SequenceRange
 from objbuf_dagster.store import LocalStore
 from tests.dev.launches import CODE, environment
@@ -46,8 +47,8 @@ _LITTER = 3_000
 """Batches that nobody names: collecting them takes long enough to be killed in between."""
 
 _PRODUCERS = 2
-_CALLS = 40
-"""Of each producer in a round, over four seconds: a range or two, so that a round takes no longer than it must."""
+_CALLS = 25
+"""Of each producer in a round, over some seconds: a range or two, so that a round takes no longer than it must."""
 
 
 def prove(size: Size) -> Iterator[Proof]:
@@ -140,12 +141,13 @@ class Stage:
     def committed(self) -> set[int]:
         """The sequences in the table."""
         with contextlib.suppress(NotFound):
-            return {sequence for sequence, _, _ in self.deployed.rows()}
+            entries = LakeTable(self.deployed.dagster.lake / "entries").delta()
+            return set(entries.to_pyarrow_table(columns=["_odb_sequence"])["_odb_sequence"].to_pylist())
         return set()
 
-    def materialised(self) -> set[int]:
+    def materialised(self, asset: str = "entries") -> set[int]:
         """The sequences of materialised ranges."""
-        ranges = map(SequenceRange.from_key, self.deployed.dagster.materialised())
+        ranges = map(SequenceRange.from_key, self.deployed.dagster.materialised(asset))
         return {sequence for one in ranges for sequence in range(one.start, one.end + 1)}
 
     def recover(self) -> None:
@@ -277,11 +279,23 @@ def _written(stage: Stage, chance: random.Random) -> bool:
 
 
 def _committed(stage: Stage, chance: random.Random) -> bool:
-    log = stage.deployed.dagster.lake / "entries" / "_delta_log"
+    return _grown(stage, "entries") and stage.committed() > stage.materialised()
+
+
+def _kept(stage: Stage, chance: random.Random) -> bool:
+    """Dead letters are kept, and the rows of their range are not there yet, or just so."""
+    return _grown(stage, "dead_letters")
+
+
+def _decoded(stage: Stage, chance: random.Random) -> bool:
+    return _grown(stage, "otel_logs") and max(stage.committed()) >= stage.deployed.dagster.frontier
+
+
+def _grown(stage: Stage, table: str) -> bool:
+    log = stage.deployed.dagster.lake / table / "_delta_log"
     commits = len(list(log.glob("*.json")))
     stage.produce()
-    killed = stage.kill_runs_when(lambda: len(list(log.glob("*.json"))) > commits)
-    return killed and stage.committed() > stage.materialised()
+    return stage.kill_runs_when(lambda: len(list(log.glob("*.json"))) > commits)
 
 
 def _materialised(stage: Stage, chance: random.Random) -> bool:
@@ -290,14 +304,16 @@ def _materialised(stage: Stage, chance: random.Random) -> bool:
     with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True, timeout=60)) as events:
 
         def count() -> int:
-            query = "SELECT COUNT(*) FROM event_logs WHERE dagster_event_type = 'ASSET_MATERIALIZATION'"
-            found: int = events.execute(query).fetchone()[0]
+            query = (
+                "SELECT COUNT(*) FROM event_logs WHERE dagster_event_type = 'ASSET_MATERIALIZATION' AND asset_key = ?"
+            )
+            found: int = events.execute(query, ['["otel_logs"]']).fetchone()[0]
             return found
 
         before = count()
         stage.produce()
         killed = stage.kill_runs_when(lambda: count() > before)
-    return killed and max(stage.materialised(), default=-1) >= dagster.frontier
+    return killed and max(stage.materialised("otel_logs"), default=-1) >= dagster.frontier
 
 
 def _collector(stage: Stage, chance: random.Random) -> bool:
@@ -332,6 +348,8 @@ TARGETS: dict[str, Callable[[Stage, random.Random], bool]] = {
     "Spark's Python": _worker,
     "a run that writes": _written,
     "a run that committed": _committed,
+    "a run that kept dead letters": _kept,
+    "a run that decoded": _decoded,
     "a run that materialised": _materialised,
     "garbage collection": _collector,
 }
