@@ -1,0 +1,303 @@
+"""How large the next ranges are to be, how often to cut one, and how many to run at once.
+
+**Is growing or shrinking right when behind?** A range costs `fixed + per_byte * bytes` seconds. Measured with Dagster
+and Spark on two cores, `fixed` is about 20 s and a second more lands 300 to 750 MB, so a range of 10 MB costs as much
+as one of 100 MB. Whoever halves ranges when behind doubles the number of fixed costs, falls further behind, and halves
+again. So: behind, *grow*. Shrinking is right in two cases only. Where the bytes are the cost (a slow sink), a larger
+range lands no more per second, but its first rows come later and a failure costs more: `max_seconds` bounds it, never
+below the size at which half of the time is work. And where memory or disk run short: above `ease_above` of pressure,
+the ceiling is multiplied by `ease_factor`; further up the gate (`gate.py`) starts nothing at all.
+
+**The size.** With `a` bytes arriving per second and room for `c` runs' work at a time, ranges of `B` bytes come every
+`B / a` seconds, so the utilisation is `rho = (fixed + per_byte * B) / (c * B / a)`. It falls with B. The lag, about
+`B / a + fixed + per_byte * B`, rises with B. So the best is the smallest B that keeps rho at the target:
+
+    B = a * fixed / (c * target - a * per_byte)
+
+Where that has no answer (the bytes alone are too many), it is the ceiling. The same as time, `interval = B / a`, is
+the better rule for when to cut, since it hardly depends on `a`: a range is cut when the last cut is `interval` ago,
+and whatever waits goes into it. So a batch that comes after a quiet hour does not wait for others that do not come,
+and a burst makes ranges large instead of many. `max_wait` bounds what any batch waits. With more waiting than B (a
+burst, a backlog) the budget grows until all of it fits: into as many ranges as land it soonest, usually one, up to the
+ceiling. A range of that size is full, and is cut at once.
+
+**Runs at once.** `c` is not the number of runs. On two cores four runs at once take 70 to 80 s, four times as long as
+one: all of the waiting, none of the speed. How much runs slow each other is learned (`regulator_cost.py`), and no more
+are started than are needed for nine tenths of what `parallel` of them get done; one more while a backlog waits, so that
+nothing idles until the next tick. What was learned of it fades while runs are alone, so two are tried again now and
+then. A run that takes far too long is not waited for.
+
+**What is learned** is of what happened: how long the runs of finished ranges took, and in what time their batches
+arrived; rho is the one, smoothed, over the other, smoothed, and over `c`. Everything here is a pure function. Whatever
+was observed, the budget stays within `min_bytes` and `max_bytes`, and the wait within `min_wait` and `max_wait`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from objbuf_dagster.errors import InvalidInput, shown
+from objbuf_dagster.ranges.planner import Limits
+from objbuf_dagster.ranges.regulator_checks import check_is, check_number
+from objbuf_dagster.ranges.regulator_cost import Cost, add, at_once, fit, plausible
+from objbuf_dagster.ranges.regulator_state import REMEMBERED, Observation, State
+
+__all__ = ["Cost", "Decision", "Observation", "Profile", "Regulator", "State", "Waiting", "at_once"]
+
+Profile = Literal["throughput", "balanced", "low_latency"]
+
+_PROFILES: dict[str, dict[str, Any]] = {
+    "throughput": {"target": 0.4, "min_wait": 30.0, "max_wait": 600.0, "max_seconds": 900.0, "max_bytes": 4 << 30},
+    "balanced": {},
+    "low_latency": {"target": 0.9, "max_wait": 20.0, "max_seconds": 120.0},
+}
+
+_ENOUGH = 0.9
+"""Of what all runs at once get done: more runs than are needed for it only make each of them slower."""
+
+_STUCK = 3.0
+_WINDOW = 30.0
+"""Seconds of arrivals after which what waits says as much of the rate as the ranges before."""
+
+_BATCH_SIZE = float(1 << 20)
+_SPARE = 1.1
+_LEEWAY = 1.5
+"""Sizes are only estimated. So much more fits, in a part and in the whole, that no small rest is left over."""
+
+_MOST_BYTES, _MOST_SECONDS, _MOST_RUNS = float(1 << 50), 1e7, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is in the manifest and in no range yet.
+
+    batches: how many.
+    seconds: how long the oldest has waited.
+    size: their bytes, if known; estimated from the ranges before otherwise, since asking takes a HEAD for each.
+    """
+
+    batches: int = 0
+    seconds: float = 0.0
+    size: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to plan with, and the figures that tell why.
+
+    limits: for the planner; `limits.max_bytes` is the budget.
+    ranges: that may be started now, besides those that run.
+    interval: seconds between two cuts.
+    rho: utilisation of late, 1 is all that the runs can do; None before anything was seen.
+    rate: bytes that arrive in a second, as far as is known.
+    cost: of a range, as far as is known.
+    parallel: runs at once that are worth having.
+    catch_up_seconds: until what waits has landed; 0 if no more waits than should, None if it only gets more.
+    """
+
+    limits: Limits
+    ranges: int
+    interval: float
+    rho: float | None
+    rate: float
+    cost: Cost
+    parallel: int
+    catch_up_seconds: float | None
+
+    @property
+    def budget(self) -> int:
+        return self.limits.max_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Regulator:
+    """The settings; `Regulator.of(profile)` gives those of a profile. Refused with InvalidInput if out of range.
+
+    on: False: `limits` apply, exactly, and as many runs as `parallel` says; it goes on learning.
+    limits: what applies if it is off.
+    parallel: runs at once, at the most.
+    target: utilisation that ranges are made large enough for, above 0, up to 1. Lower: fewer and larger ranges.
+    min_bytes, max_bytes: of a range's budget.
+    max_batches: in a range, at the most: the sensor asks for the size of each, within a tick.
+    min_wait, max_wait: seconds that a batch waits to be planned, at the least and at the most.
+    max_seconds: a range is made no larger than what lands in it, as long as half of that is work.
+    smoothing: weight of the newest range in rho and in the rate, above 0, up to 1.
+    forgetting: what is left, with each range, of what older ones say of the costs, from 0 to below 1.
+    fixed_seconds, bytes_per_second, slowdown: costs that are expected before any are known.
+    tick_seconds: between two decisions; a cut is due at the one that is nearest to its time.
+    ease_above, ease_factor: the pressure from which max_bytes is multiplied, and by what.
+    """
+
+    on: bool = True
+    limits: Limits = field(default_factory=Limits)
+    parallel: int = 4
+    target: float = 0.7
+    min_bytes: int = 1 << 20
+    max_bytes: int = 1 << 30
+    max_batches: int = 4_000
+    min_wait: float = 0.0
+    max_wait: float = 60.0
+    max_seconds: float = 300.0
+    smoothing: float = 0.3
+    forgetting: float = 0.9
+    fixed_seconds: float = 20.0
+    bytes_per_second: float = 400e6
+    slowdown: float = 0.5
+    tick_seconds: float = 5.0
+    ease_above: float = 0.65
+    ease_factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_is(self, "on", bool, "true or false")
+        check_is(self, "limits", Limits, "Limits")
+        check_number(self, "parallel", 1, _MOST_RUNS, whole=True)
+        check_number(self, "min_bytes", 1, _MOST_BYTES, whole=True)
+        check_number(self, "max_bytes", self.min_bytes, _MOST_BYTES, whole=True)
+        check_number(self, "max_batches", 1, 1_000_000, whole=True)
+        check_number(self, "min_wait", 0, _MOST_SECONDS)
+        check_number(self, "max_wait", self.min_wait, _MOST_SECONDS)
+        check_number(self, "max_seconds", 1, _MOST_SECONDS)
+        check_number(self, "target", 0.01, 1)
+        check_number(self, "smoothing", 0.01, 1)
+        check_number(self, "forgetting", 0, 0.999)
+        check_number(self, "fixed_seconds", 0.01, 86_400)
+        check_number(self, "bytes_per_second", 1_000, 1e15)
+        check_number(self, "slowdown", 0, 1)
+        check_number(self, "tick_seconds", 0, _MOST_SECONDS)
+        check_number(self, "ease_above", 0, 1)
+        check_number(self, "ease_factor", 0.01, 1)
+
+    @classmethod
+    def of(cls, profile: str = "balanced", **settings: Any) -> Regulator:
+        """The settings of a profile, `throughput`, `balanced` or `low_latency`, with these changed."""
+        if profile not in _PROFILES:
+            raise InvalidInput(f"profile is {', '.join(_PROFILES)}, not {shown(str(profile))!r}")
+        if unknown := settings.keys() - {one.name for one in fields(cls)}:
+            raise InvalidInput(f"the regulator has no setting {', '.join(map(shown, sorted(unknown)))}")
+        return cls(**{**_PROFILES[profile], **settings})
+
+    def cost(self, state: State) -> Cost:
+        """What a range costs, by all that is known."""
+        return fit(state.sums, Cost(self.fixed_seconds, 1 / self.bytes_per_second, self.slowdown))
+
+    def update(self, state: State, observations: Iterable[Observation]) -> State:
+        """The state that has learned from these, in their order. Each range counts once: repeating changes nothing."""
+        for one in observations:
+            if one.is_usable() and not state.has_counted(one.start):
+                state = self._learn(state, one)
+        return state
+
+    def decide(
+        self,
+        state: State,
+        waiting: Waiting,
+        *,
+        since_cut: float | None = None,
+        running: Sequence[float] = (),
+        pressure: float = 0.0,
+    ) -> Decision:
+        """What to plan now.
+
+        `since_cut`: seconds since the last range was planned, None if there is none. `running`: for each run that is
+        active, how many seconds it has been; ranges that wait to be tried again are none. `pressure`: the gate's.
+        """
+        cost, size = self.cost(state), _size(state, waiting)
+        since = self.max_wait if since_cut is None else _within(since_cut, 0, _MOST_SECONDS)
+        age = _within(waiting.seconds, 0, _MOST_SECONDS)
+        rate = _rate(state, size, max(age, since))
+        parallel = self._parallel(cost) if self.on else self.parallel
+        capacity = cost.capacity(parallel)
+        if self.on:
+            ceiling = self._ceiling(cost, parallel, pressure)
+            spare = capacity * self.target - rate * cost.per_byte
+            enough = _within(rate * cost.fixed / spare if spare > 0 else ceiling, self.min_bytes, ceiling)
+            interval = _within(cost.fixed / spare if spare > 0 else self.max_wait, self.min_wait, self.max_wait)
+            stuck = _STUCK * cost.seconds(ceiling, self.parallel)
+            wanted = min(parallel + (size > ceiling), self.parallel)
+            free = max(0, wanted - sum(seconds < stuck for seconds in running))
+            is_due = since + self.tick_seconds / 2 >= interval
+            wait = self.min_wait if is_due else _within(age + interval - since, self.min_wait, self.max_wait)
+            limits = Limits(self.max_batches, int(_split(size, enough, ceiling, free, cost)), wait)
+        else:
+            limits, interval = self.limits, self.limits.max_wait
+            ceiling = enough = float(limits.max_bytes)
+            free = max(0, parallel - len(running))
+        largest = min(ceiling, limits.max_batches * _batch_size(state))
+        speed = capacity * largest / cost.seconds(largest)
+        return Decision(
+            limits=limits,
+            ranges=free,
+            interval=interval,
+            rho=state.seconds / max(state.arrival_seconds, 1.0) / capacity if state.counted else None,
+            rate=rate,
+            cost=cost,
+            parallel=parallel,
+            catch_up_seconds=_catch_up(size, _LEEWAY * enough, speed - rate, cost),
+        )
+
+    def _learn(self, state: State, one: Observation) -> State:
+        cost = self.cost(state)
+        size = min(one.size, _MOST_BYTES)
+        runs = _within(one.at_once, 1, _MOST_RUNS)
+        seconds = plausible(min(one.seconds, _MOST_SECONDS), cost.seconds(size, runs))
+
+        def smooth(old: float, new: float) -> float:
+            return old + self.smoothing * (new - old) if state.counted else new
+
+        return State(
+            seconds=smooth(state.seconds, seconds / cost.factor(runs)),
+            arrival_seconds=smooth(state.arrival_seconds, _within(one.arrival_seconds, 0, _MOST_SECONDS)),
+            size=smooth(state.size, size),
+            batches=smooth(state.batches, min(one.batches, _MOST_BYTES)),
+            sums=tuple(add(state.sums, cost, size, runs, seconds, self.forgetting)),
+            counted=tuple(sorted({*state.counted, one.start})[-REMEMBERED:]),
+        )
+
+    def _parallel(self, cost: Cost) -> int:
+        most = cost.capacity(self.parallel)
+        return next((some for some in range(1, self.parallel) if cost.capacity(some) >= _ENOUGH * most), self.parallel)
+
+    def _ceiling(self, cost: Cost, parallel: int, pressure: float) -> float:
+        work = max(self.max_seconds / cost.factor(parallel) - cost.fixed, cost.fixed)
+        eased = self.ease_factor if pressure >= self.ease_above else 1.0
+        return _within(min(self.max_bytes * eased, work / cost.per_byte), self.min_bytes, self.max_bytes)
+
+
+def _size(state: State, waiting: Waiting) -> float:
+    size = waiting.batches * _batch_size(state) if waiting.size is None else waiting.size
+    return _within(size, 0, _MOST_BYTES)
+
+
+def _batch_size(state: State) -> float:
+    return state.size / state.batches if state.size > 0 and state.batches > 0 else _BATCH_SIZE
+
+
+def _rate(state: State, size: float, window: float) -> float:
+    """Of the ranges before, and of what came since; the longer that is, the more it says."""
+    window = _within(window, 1, _MOST_SECONDS)
+    now = size / max(window, _WINDOW / 3)
+    if not state.counted:
+        return now
+    before = state.size / max(state.arrival_seconds, 1.0)
+    return (before * _WINDOW + now * window) / (_WINDOW + window)
+
+
+def _split(size: float, enough: float, ceiling: float, free: int, cost: Cost) -> float:
+    """The budget: enough, or what waits in as many parts as land soonest."""
+    if size <= enough:
+        return enough
+    parts = min(range(1, max(1, free) + 1), key=lambda parts: cost.seconds(size / parts, parts))
+    return _within((_SPARE if parts > 1 else _LEEWAY) * size / parts, enough, ceiling)
+
+
+def _catch_up(size: float, usual: float, gain: float, cost: Cost) -> float | None:
+    if size <= usual:
+        return 0.0
+    return size / gain + cost.fixed if gain > 0 else None
+
+
+def _within(value: float, low: float, high: float) -> float:
+    """Also for what is no number: the low end."""
+    return min(max(low, value), high) if value == value else low  # noqa: PLR0124 - NaN alone differs from itself
