@@ -39,7 +39,7 @@ def dead_letters(ctx: click.Context) -> None:
     "list",
     epilog=examples(
         "objbuf dead-letters list file:///tmp/lake",
-        "objbuf dead-letters list s3://my-bucket/lake --decoder otlp_logs --reason truncated --limit 20",
+        "objbuf dead-letters list s3://my-bucket/lake --decoder otlp_logs --reason 'cut short' --limit 20",
     ),
 )
 @buffer_url
@@ -58,6 +58,7 @@ def list_letters(
     `quarantine`, a whole batch that was left out. Their bytes are not read: `objbuf dead-letters show` has them.
     """
     table = place.open()
+    place.note_if_missing(table)
     width = len("SEQUENCE")
     found = 0
     for letter in _letters(table, key, decoder, reason):

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from objbuf_dagster.cli.shared import Buffer, buffer_options, buffer_url, examples, say
+from objbuf_dagster.cli.shared import Buffer, buffer_options, buffer_url, examples, note, say
 from objbuf_dagster.cli.text import duration, plural, redact, size, utc
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "  last", ranges["last"]
     if ranges["expired_before"]:
         yield "  expired", f"before sequence {ranges['expired_before']}"
-    for number, one in enumerate(document["quarantined"]):
+    if document["quarantined"] is None:
+        yield "quarantined", "unknown, see the note"
+    for number, one in enumerate(document["quarantined"] or []):
         yield "" if number else "quarantined", f"sequence {one['sequence']} since {utc(one['at_ms'])}: {one['reason']}"
     if document["objects"] is not None:
         yield "objects", f"{plural(document['objects']['count'], 'batch')}, {size(document['objects']['bytes'])}"
@@ -127,11 +129,16 @@ def _count_ranges(buffer: Buffer, store: Store, frontier: int) -> _Ranges:
     )
 
 
-def _quarantined(buffer: Buffer, store: Store) -> list[dict[str, Any]]:
-    """The batches that ranges land without."""
+def _quarantined(buffer: Buffer, store: Store) -> list[dict[str, Any]] | None:
+    """The batches that ranges land without; None, and a note, if that cannot be read."""
+    from objbuf_dagster.errors import CorruptData, UnsupportedVersion
     from objbuf_dagster.ranges.quarantine import QuarantineLedger
 
-    active = QuarantineLedger(store, buffer.data_prefix).read().active
+    try:
+        active = QuarantineLedger(store, buffer.data_prefix).read().active
+    except (CorruptData, UnsupportedVersion) as error:
+        note(str(error))
+        return None
     names = ("sequence", "location", "reason", "at_ms")
     return [{name: getattr(one, name) for name in names} for one in active]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from objbuf_dagster.cli.shared import Command, Lake, store_option
+from objbuf_dagster.cli.shared import Command, Lake, note, store_option
 
 if TYPE_CHECKING:
     from objbuf_dagster.lake import LakeTable, TableSchema
@@ -28,6 +28,13 @@ class Letters:
         from objbuf_dagster.lake.dead_letters import DEAD_LETTERS as SCHEMA
 
         return self.table(self.name, SCHEMA)
+
+    def note_if_missing(self, table: LakeTable) -> None:
+        """No letters is good news; no table may be a wrong URL."""
+        if not table.exists():
+            note(
+                f"there is no table at {table.name}: nothing has failed yet, or the URL or --dead-letters is not right"
+            )
 
     def table(self, name: str, schema: TableSchema) -> LakeTable:
         """A table of the same lake; nothing is read yet. Raises InvalidInput."""

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from objbuf_dagster.cli.land import MAX_BATCH_BYTES
 from objbuf_dagster.cli.shared import Buffer, ask, buffer_options, buffer_url, examples, say
 from objbuf_dagster.cli.text import plural, utc
 
 if TYPE_CHECKING:
+    from objbuf_dagster.buffer import FetchHandle
     from objbuf_dagster.errors import ObjbufError
     from objbuf_dagster.protocol import Manifest, PlannedBatch, RangeObject
     from objbuf_dagster.ranges import RangeLedger
@@ -28,8 +30,16 @@ if TYPE_CHECKING:
 @click.option("--reason", metavar="TEXT", help="Why; it goes into the dead letter. Needed, unless with --undo.")
 @click.option("--undo", is_flag=True, help="Bring the batch back, while its object is there.")
 @click.option("--yes", is_flag=True, help="Do not ask, although the batch can be read.")
+@click.option(
+    "--max-batch-bytes",
+    metavar="BYTES",
+    type=click.IntRange(min=1),
+    default=MAX_BATCH_BYTES,
+    show_default=True,
+    help="As for `objbuf land`: a batch with more can't be read.",
+)
 @buffer_options
-def quarantine(buffer: Buffer, sequence: int, reason: str | None, undo: bool, yes: bool) -> None:
+def quarantine(buffer: Buffer, sequence: int, reason: str | None, undo: bool, yes: bool, max_batch_bytes: int) -> None:
     """Let a range land without a batch that cannot be read.
 
     A corrupt or missing batch stops its range, and with it the frontier. This records SEQUENCE beside the ranges: from
@@ -38,6 +48,7 @@ def quarantine(buffer: Buffer, sequence: int, reason: str | None, undo: bool, ye
 
     --undo brings it back: the next landing of the range has the batch again, and its dead letter is gone.
     """
+    from objbuf_dagster.buffer import FetchHandle
     from objbuf_dagster.ranges import range_of
     from objbuf_dagster.ranges.quarantine import QuarantineLedger
 
@@ -57,7 +68,7 @@ def quarantine(buffer: Buffer, sequence: int, reason: str | None, undo: bool, ye
         say(f"brought sequence {sequence} back: {where} has it again when it lands next, and its dead letter goes")
         return
     if recorded is None or not recorded.active:
-        _ask_if_it_can_be_read(buffer, store, batch, yes=yes)
+        _ask_if_it_can_be_read(FetchHandle(store, buffer.data_prefix, max_batch_bytes), batch, yes=yes)
     found, changed = records.add(sequence, batch.descriptor.location, reason)
     if changed:
         say(f"quarantined sequence {sequence}, {found.location}: {where} lands without it from now on")
@@ -87,11 +98,8 @@ def _range_with(buffer: Buffer, manifest: Manifest, ledger: RangeLedger, sequenc
     return found[0]
 
 
-def _ask_if_it_can_be_read(buffer: Buffer, store: Store, batch: PlannedBatch, *, yes: bool) -> None:
+def _ask_if_it_can_be_read(fetch: FetchHandle, batch: PlannedBatch, *, yes: bool) -> None:
     """Leaving out what could land is a loss that a person must want. Raises if it cannot be told now."""
-    from objbuf_dagster.buffer import FetchHandle
-
-    fetch = FetchHandle(store, buffer.data_prefix)
     try:
         block = fetch.check(batch.descriptor, fetch.fetch_bytes(batch.descriptor))
     except _unreadable():

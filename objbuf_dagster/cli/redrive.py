@@ -61,15 +61,16 @@ def redrive(
 ) -> None:
     """Decode ranges that have dead letters again, after their decoder was mended.
 
-    A range is decoded whole, from the raw table, and replaces itself: what now succeeds moves to the typed table and
-    out of the dead letters, the rest stays. Killed anywhere, it loses and doubles nothing: run it again. A range that
-    the raw table does not have any more fails, and its letters stay. One that fails does not stop the others; the exit
-    code is 1.
+    URL is the lake. A range is decoded whole, from the raw table, and replaces itself: what now succeeds moves to the
+    typed table and out of the dead letters, the rest stays. Killed anywhere, it loses and doubles nothing: run it
+    again. A range that the raw table does not have any more fails, and its letters stay. One that fails does not stop
+    the others; the exit code is 1.
 
     A decoder of one's own is imported from the current directory, or from wherever Python finds it, and its package or
     file goes to Spark with it.
     """
     letters = place.open()
+    place.note_if_missing(letters)
     todo = _todo(place, letters, decoders, keys, table)
     report = _Report(as_json, sum(len(one.ranges) for one in todo))
     for one in todo:

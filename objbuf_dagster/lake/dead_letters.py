@@ -9,7 +9,8 @@ commits. `RangeLetters` puts them in an order in which an entry is always in one
 3. `settle`: the new letters alone. What was a letter before and has become rows goes only now.
 
 A crash after any of them loses nothing, and doubles no letter; decoding the range again does the rest. Where there was
-no letter before and there is none now, nothing is committed.
+no letter before and there is none now, nothing is committed. Of two at a time each asks, with every commit, whether
+what it goes by still holds, and fails if not: run it again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.errors import InvalidInput, JobFailed
 from objbuf_dagster.lake.files import DataFile, LiveFile, RowsWriter
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.lake.schema import ENTRIES, Column, TableSchema
@@ -122,48 +123,65 @@ class RangeLetters:
         self.range_key = range_key
         self.decoder = decoder
         self.new = list(new)
-        self._words: dict[str, Any] = {"epoch": epoch, "run_id": run_id, "metadata": metadata, "still": still}
-        self._later = False
+        self._words: dict[str, Any] = {"epoch": epoch, "run_id": run_id, "metadata": metadata}
+        self._still = still
         self._ours: Keys | None = None
 
     def keep(self) -> None:
         """Before the rows are committed: after it, all letters are there, new and old, each once."""
-        before = [file for file in self.table.files([self.range_key], self.decoder) if file.rows != 0]
+        before = self._live()
         if not before and not self.new:
             return
         old, new = _keys(self.table, before), _keys(self.table, self.new)
         self._ours = new
-        self._later = len(_without(old, new)) > 0
-        if not self._later:
-            self._commit(self.new)
+
+        def unchanged() -> None:
+            if {file.path for file in self._live()} != {file.path for file in before}:
+                raise JobFailed(
+                    f"range {self.range_key}: somebody else changed its dead letters of {self.decoder} at the same "
+                    "time: run it again"
+                )
+
+        if not len(_without(old, new)):
+            self._commit(self.new, unchanged)
         elif len(_without(new, old)):
-            self._commit([*self.new, *self._written_again(before, new)])
-            self.new = self._copies()
+            self._commit([*self.new, *self._written_again(before, new)], unchanged)
 
     def are_there(self) -> bool:
         """Whether the new letters, which `keep` has kept, are still in the table: somebody else may have settled."""
         if self._ours is None or not len(self._ours):
             return True
-        live = _keys(self.table, self.table.files([self.range_key], self.decoder))
-        return not len(_without(self._ours, live))
+        return not len(_without(self._ours, _keys(self.table, self._live())))
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether letters are there that have become rows."""
-        return self._later
+    def settle(self, still: Callable[[], None] | None = None) -> None:
+        """After the rows are committed: only the new letters are left.
 
-    def settle(self) -> None:
-        """After the rows are committed: only the new letters are left."""
-        if self._later:
-            self._commit(self.new)
-            self._later = False
+        still: raises if the rows that took the place of others' letters are not there. Asked before the commit, after
+            which nobody else's may come in between, and once more after it.
+        """
+        live = self._live()
+        ours = self._ours if self._ours is not None else _keys(self.table, self.new)
+        if not len(_without(_keys(self.table, live), ours)):
+            return
+        again = {file.path for file in self.new} & {file.path for file in live}
+        self._commit(self._copies() if again else self.new, still)
+        if still is not None:
+            still()
 
     def check(self) -> None:
         """Raise what `keep` would be refused for, as far as it can be known without a commit."""
         self.table.check(self.range_key, self.new, self.decoder)
 
-    def _commit(self, files: Sequence[DataFile]) -> None:
-        self.table.commit(self.range_key, files, part=self.decoder, **self._words)
+    def _live(self) -> list[LiveFile]:
+        return [file for file in self.table.files([self.range_key], self.decoder) if file.rows != 0]
+
+    def _commit(self, files: Sequence[DataFile], still: Callable[[], None] | None) -> None:
+        def both() -> None:
+            for ask in (self._still, still):
+                if ask is not None:
+                    ask()
+
+        self.table.commit(self.range_key, files, part=self.decoder, still=both, **self._words)
 
     def _written_again(self, files: Sequence[LiveFile], known: Keys) -> tuple[DataFile, ...]:
         """The letters of these files that are not known, in files of their own."""

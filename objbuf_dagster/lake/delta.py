@@ -197,6 +197,10 @@ class DeltaPlace:
             sync_log(self.root, version - 2 * CHECKPOINT_INTERVAL)
 
     def _foreign(self, partitions: Sequence[str], wanted: str) -> InvalidInput:
+        from objbuf_dagster.lake.fold import BUCKET
+
+        if list(partitions) == [BUCKET]:
+            return InvalidInput(f"the table at {self.name} is a state, without ranges: `objbuf state` looks after it")
         return InvalidInput(
             f"the table at {self.name} is partitioned by {list(partitions)}, not by {wanted}: it is not one of ours; "
             "give the landing a place of its own"

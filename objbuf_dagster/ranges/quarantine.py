@@ -192,7 +192,14 @@ class QuarantineLedger:
             blob = self._store.get(self._path, max_bytes=_MAX_BYTES)
         except NotFound:
             return Quarantine(), None
-        return Quarantine.from_bytes(blob.data), blob.version
+        try:
+            return Quarantine.from_bytes(blob.data), blob.version
+        except CorruptData as error:
+            raise CorruptData(
+                f"{_WHAT} {self._path}",
+                f"{error.reason}. Nothing lands until it is restored or moved away; then batches that were quarantined "
+                "stop their ranges until they are so anew",
+            ) from None
 
     def _change(
         self, sequence: int, change: Callable[[Quarantined | None], Quarantined | None]

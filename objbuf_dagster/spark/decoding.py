@@ -257,9 +257,7 @@ class _Decoding:
             one.key, rows, epoch=epoch, run_id=self.run_id, metadata=words, still=letters_are_there
         ).version
         letters_are_there()  # the other one's commit may have come between the question and ours
-        if both.unsettled:
-            self._still_ours(one, rows)
-        both.settle()
+        both.settle(lambda: self._still_ours(one, rows))
         return version
 
     def _still_ours(self, one: SequenceRange, rows: Sequence[DataFile]) -> None:

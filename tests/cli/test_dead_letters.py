@@ -83,7 +83,9 @@ def test_a_limit_says_that_there_is_more_only_if_there_is(lake: Path) -> None:
 
 
 def test_nothing_there_is_said(lake: Path, tmp_path: Path) -> None:
-    assert ok("dead-letters", "list", tmp_path / "typo") == "no dead letters\n"
+    nothing = run("dead-letters", "list", tmp_path / "typo")
+    assert (nothing.exit_code, nothing.stdout) == (0, "no dead letters\n")
+    assert "there is no table at" in nothing.stderr
     assert ok("dead-letters", "list", lake, "--decoder", "nobody") == "no dead letters like that\n"
     assert not (tmp_path / "typo").exists()
 

@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from objbuf_dagster.lake import LakeTable
 from tests.cli.commands import error, files_in, ok, one_line, run
@@ -130,4 +132,16 @@ def test_retention_shorter_than_a_landing_is_refused_before_anything_is_asked(ta
 def test_settings_of_a_directory_are_wrong_usage(tmp_path: Path) -> None:
     assert error("lake", "stat", tmp_path, "--option", "region=x", code=2).startswith(
         "lake stat: options are for buckets: a lake in a directory has no settings"
+    )
+
+
+def test_a_state_is_not_taken_for_a_foreign_table(tmp_path: Path) -> None:
+    DeltaTable.create(
+        tmp_path / "service_latest",
+        pa.schema([pa.field("key", pa.string()), pa.field("_odb_bucket", pa.string())]),
+        partition_by=["_odb_bucket"],
+    )
+
+    assert "is a state, without ranges: `objbuf state` looks after it" in error(
+        "lake", "stat", tmp_path, "--table", "service_latest"
     )

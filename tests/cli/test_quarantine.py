@@ -63,6 +63,30 @@ def test_a_corrupt_batch_is_quarantined_without_a_question(root: Path) -> None:
     assert manifest_of(root).to_bytes() == before
 
 
+def test_a_batch_that_only_the_default_limit_refuses_needs_a_yes(root: Path) -> None:
+    refused = run("quarantine", root, "1", "--reason", "large", "--max-batch-bytes", "1")
+    assert refused.exit_code == 0, refused.output  # it is too large to be read
+    ok("quarantine", root, "1", "--undo")
+
+    assert "Sequence 1 can be read" in error("quarantine", root, "1", "--reason", "large")
+
+    assert active(root) == []
+
+
+def test_a_damaged_record_is_told_with_its_place_and_stat_shows_the_rest(root: Path) -> None:
+    (root / "ingest/ranges/quarantine").write_bytes(b'{"version": 1, "batches": 5}')
+
+    found = run("stat", root)
+
+    assert found.exit_code == 0
+    assert "quarantine object ingest/ranges/quarantine is corrupt: 'batches' is not a list" in found.stderr
+    assert "restored or moved away" in found.stderr
+    assert "quarantined    unknown, see the note" in found.stdout
+    assert "next sequence  4" in found.stdout
+    assert json.loads(run("stat", root, "--json").stdout)["quarantined"] is None
+    assert "restored or moved away" in error("quarantine", root, "1", "--reason", "x")
+
+
 def test_a_missing_batch_is_quarantined_without_a_question(root: Path) -> None:
     spoil(root, 1).unlink()
 

@@ -54,6 +54,8 @@ def test_it_ends_when_told_and_everything_is_readable(tmp_path: Path) -> None:
     ]
     resource = dict(events[-1]["ResourceAttributes"])
     assert {"service.name", "service.instance.id", "_odb_gateway_received_at"} <= resource.keys()
+    kinds = dict(events[-1]["ResourceAttributeKinds"])
+    assert kinds["_odb_gateway_received_at"] == "int", "nanoseconds, as the exporter stamps them"
 
 
 def test_a_second_start_goes_on_behind_the_first(tmp_path: Path) -> None:

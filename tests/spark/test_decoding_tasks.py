@@ -181,8 +181,8 @@ def test_letters_stay_if_another_decoding_took_the_rows_away(spark: SparkSession
     assert letters_in(lake.dead_letters) == letters
 
 
-class Settled(LakeTable):
-    """Before (or after) its commit, another decoding, which can decode everything, comes and goes."""
+class Interrupted(LakeTable):
+    """Before its first commit, or late, between its question and its write, something else happens."""
 
     other: Callable[[], object]
     late = False
@@ -191,12 +191,58 @@ class Settled(LakeTable):
         return LakeTable, (self.url, self.schema)  # a session cannot go to tasks
 
     def commit(self, range_key: str, *args: object, **words: object) -> object:  # type: ignore[override]
-        still = words["still"]
         if self.late:
-            words["still"] = lambda: (still(), self.other())  # type: ignore[operator]
+            words["still"] = partial(self._asked, words["still"])  # type: ignore[arg-type]
         else:
-            self.other()
+            self._once()
         return super().commit(range_key, *args, **words)  # type: ignore[arg-type]
+
+    def _asked(self, still: Callable[[], None]) -> None:
+        still()
+        self._once()
+
+    def _once(self) -> None:
+        other, self.other = self.other, lambda: None
+        other()
+
+
+def interrupted(table: LakeTable, other: Callable[[], object], *, late: bool = False) -> LakeTable:
+    made = Interrupted(table.url, table.schema)
+    made.other, made.late = other, late
+    return made
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_letters_stay_if_another_version_decoded_before_they_went(
+    late: bool, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A newer version has committed its rows, and is about to take the letter out that has become one of them."""
+    lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad")])
+    older = Words()
+    lake.succeed(spark, older)
+    letters = interrupted(lake.dead_letters, partial(lake.succeed, spark, older), late=late)
+
+    (outcome,) = land_decoded(spark, lake.entries, lake.filled.ranges, Words(version=2, bad=()), lake.table, letters)
+
+    assert isinstance(outcome, Failed)
+    with pytest.raises(JobFailed, match="decode it again"):
+        raise outcome.error
+    nothing_is_lost(older, lake)
+
+
+def test_letters_that_somebody_kept_meanwhile_are_not_overwritten(spark: SparkSession, tmp_path: Path) -> None:
+    lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad"), ("words", "three")])
+    older = Words()
+    letters = interrupted(lake.dead_letters, partial(lake.succeed, spark, older))
+    newer = Words(version=2, bad=("three",))
+
+    (outcome,) = land_decoded(spark, lake.entries, lake.filled.ranges, newer, lake.table, letters)
+
+    assert isinstance(outcome, Failed)
+    with pytest.raises(JobFailed, match="run it again"):
+        raise outcome.error
+    assert words_in(lake.table) == expected_words(older, lake.filled.rows())
+    assert letters_in(lake.dead_letters) == expected_letters(older, lake.filled.rows())
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -204,11 +250,9 @@ def test_rows_without_their_letters_are_no_success(late: bool, spark: SparkSessi
     """An older version keeps a letter; a newer one commits its row and takes the letter out; the older one commits."""
     lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad")])
     newer, older = Words(version=2, bad=()), Words()
-    settled = Settled(lake.table.url, lake.table.schema)
-    settled.late = late
-    settled.other = partial(lake.succeed, spark, newer)
+    table = interrupted(lake.table, partial(lake.succeed, spark, newer), late=late)
 
-    outcomes = list(land_decoded(spark, lake.entries, lake.filled.ranges, older, settled, lake.dead_letters))
+    outcomes = list(land_decoded(spark, lake.entries, lake.filled.ranges, older, table, lake.dead_letters))
 
     failed = [one for one in outcomes if isinstance(one, Failed)]
     assert failed
@@ -218,6 +262,24 @@ def test_rows_without_their_letters_are_no_success(late: bool, spark: SparkSessi
     lake.succeed(spark, older)
     assert words_in(lake.table) == expected_words(older, lake.filled.rows())
     assert letters_in(lake.dead_letters) == expected_letters(older, lake.filled.rows())
+
+
+class Indexing(Words):
+    """Its author did not think of a payload without bytes."""
+
+    def takes(self, payload: bytes | None) -> bool:
+        return payload is not None and payload[0] == ord("w")
+
+
+def test_a_payload_that_breaks_a_decoder_is_a_letter_and_stops_no_range(spark: SparkSession, tmp_path: Path) -> None:
+    lake = landed(spark, tmp_path, [("words", "one"), ("", "two"), ("other", "three")])
+
+    (done,) = lake.succeed(spark, Indexing())
+
+    assert (done.entries, done.others, done.dead_letters) == (2, 1, 1)
+    assert [row[3] for row in words_in(lake.table)] == ["one"]
+    ((_, _, _, _, reason, entry),) = letters_in(lake.dead_letters)
+    assert (reason, entry) == ("IndexError: index out of range", b"two")
 
 
 def test_reports_that_are_not_all_of_the_range_commit_nothing(spark: SparkSession, tmp_path: Path) -> None:
