@@ -12,8 +12,11 @@ from objbuf_dagster.cli.text import plural
 from objbuf_dagster.cli.transfer import beside, option_of_store, table_at
 
 if TYPE_CHECKING:
+    from objbuf_dagster.lake.delta import DeltaPlace
     from objbuf_dagster.lake.state_cursor import StateCursor
     from objbuf_dagster.ranges import RangeLedger
+
+DEFAULT_FOLD = "service_latest"
 
 
 @click.group(
@@ -81,9 +84,8 @@ def show(table: str, as_json: bool, options: dict[str, str]) -> None:
     "--fold",
     "fold_name",
     metavar="NAME",
-    default="service_latest",
-    show_default=True,
-    help="What makes it: service_latest, or one's own as module:attribute.",
+    help="What makes it: service_latest, or one's own as module:attribute.  [default: what made the state that is "
+    "there, if it is one of this package; service_latest where there is none]",
 )
 @click.option(
     "--decoder",
@@ -116,7 +118,7 @@ def rebuild(
     table: str,
     of: str | None,
     entries_name: str,
-    fold_name: str,
+    fold_name: str | None,
     decoder_name: str,
     prefixes: tuple[str, ...],
     buffer_url: str | None,
@@ -132,6 +134,7 @@ def rebuild(
     """
     from objbuf_dagster.decode import decode_block, rows_schema
     from objbuf_dagster.decode.named import find_decoder, table_of
+    from objbuf_dagster.errors import InvalidInput, shown
     from objbuf_dagster.lake import LakeTable, TableSchema
     from objbuf_dagster.lake.fold import Scope
     from objbuf_dagster.lake.fold_named import find_fold
@@ -139,9 +142,15 @@ def rebuild(
     from objbuf_dagster.lake.state_run import Sources
     from objbuf_dagster.lake.state_run import rebuild as rebuild_state
 
-    fold, decoder = find_fold(fold_name), find_decoder(decoder_name)
     place = table_at(table, options)
-    before = _before(table, options)
+    there, before = _before(place)
+    fold, decoder = find_fold(fold_name or _fold_of(table, there, before)), find_decoder(decoder_name)
+    lacking = [name for name in fold.reads if name not in rows_schema(decoder).names]
+    if lacking:
+        raise InvalidInput(
+            f"fold {fold.name} reads {shown(lacking[0])}, which rows of decoder {decoder.name} do not have: name the "
+            "decoder of its table with --decoder"
+        )
     scope = Scope.of(*prefixes) if prefixes else Scope(before.scope if before else ())
     made = StateTable.at(place, fold, scope, buckets=before.buckets if before else BUCKETS)
     typed = beside(table, of or table_of(decoder.name), options)
@@ -151,8 +160,11 @@ def rebuild(
         _ledger(buffer_url, data_prefix, options),
         before.buffer if before else None,
     )
-    if before is not None:
-        ask(f"Replace the state of {plural(before.keys, 'key')}, through range {before.last_range}?", yes=yes)
+    if of is not None and sources.typed.snapshot() is None:
+        raise InvalidInput(f"there is no table at {typed.name}: correct --of, or leave it out for the decoder's")
+    if there:
+        new = f"one by the fold {fold.name} {fold.version}"
+        ask(f"Replace {_told(before)} with {new}?", yes=yes)
     report = rebuild_state(
         made, sources, lambda block: (rows for rows, _ in decode_block(decoder, block)), over_gaps=over_gaps
     )
@@ -165,15 +177,41 @@ def rebuild(
         )
 
 
-def _before(table: str, options: dict[str, str]) -> StateCursor | None:
-    """What is there now; a cursor that cannot be read is no obstacle to replacing it."""
-    from objbuf_dagster.errors import CorruptData, NotFound
+def _before(place: DeltaPlace) -> tuple[bool, StateCursor | None]:
+    """Whether a state is there now, and its cursor; one that cannot be read is no obstacle to replacing it."""
+    from objbuf_dagster.errors import CorruptData, NotFound, UnsupportedVersion
     from objbuf_dagster.lake.state import cursor_at
 
     try:
-        return cursor_at(table_at(table, options))[1]
-    except (NotFound, CorruptData):
-        return None
+        return True, cursor_at(place)[1]
+    except NotFound:
+        return False, None
+    except (CorruptData, UnsupportedVersion):
+        return True, None
+
+
+def _fold_of(table: str, there: bool, before: StateCursor | None) -> str:
+    """The name of the fold to take where nobody says: never another one than made what is there."""
+    from objbuf_dagster.errors import InvalidInput, shown
+    from objbuf_dagster.lake.fold_named import OURS
+
+    if not there:
+        return DEFAULT_FOLD
+    if before is not None and before.fold in OURS:
+        return before.fold
+    none = "which is none of this package"
+    made = f"was made by the fold {shown(before.fold)}, {none}" if before else "does not tell what made it"
+    raise InvalidInput(
+        f"the state at {table} {made}: name what makes it with --fold, for one's own as module:attribute, and what "
+        "decodes its entries with --decoder"
+    )
+
+
+def _told(before: StateCursor | None) -> str:
+    if before is None:
+        return "a state that does not tell what made it"
+    made = f"by the fold {before.fold} {before.fold_version}, through range {before.last_range},"
+    return f"the state of {plural(before.keys, 'key')} {made}"
 
 
 def _ledger(url: str | None, data_prefix: str, options: dict[str, str]) -> RangeLedger | None:

@@ -10,6 +10,7 @@ _SECRET_IN_QUERY = re.compile(
     r"([?&][^=&\s]*(?:sig|token|key|secret|password|credential)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE
 )
 _SECRET_NAME = re.compile(r"secret|token|password|sas|service_account|_key$", re.IGNORECASE)
+_CONSONANT_Y = re.compile(r"[^aeiou]y$")
 _SHORTEST_SECRET = 6  # shorter ones would be found in innocent words
 
 _secrets: set[str] = set()
@@ -59,10 +60,10 @@ def duration(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 batch`, `2 batches`, `0 entries`."""
+    """`1 batch`, `2 batches`, `0 entries`, `3 keys`."""
     if number == 1:
         return f"1 {noun}"
-    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    many = f"{noun[:-1]}ies" if _CONSONANT_Y.search(noun) else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number} {many}"
 
 

@@ -79,12 +79,12 @@ def export(table: str, directory: str, options: dict[str, str]) -> None:
     metavar="PATH",
     default="entries",
     show_default=True,
-    help="The table of the same lake that tells whether the state is of its buffer.",
+    help="The table of the same lake that tells whether the export is of its buffer.",
 )
 @click.option(
     "--trust-cursor",
     is_flag=True,
-    help="Take the state although the lake does not have the range that its cursor ends with.",
+    help="Take it although the lake does not have the range that a state's cursor ends with, or all ranges of a table.",
 )
 @option_of_store
 def import_(
@@ -102,8 +102,9 @@ def import_(
     place = table_at(table, options)
     cursor = cursor_in(directory)
     fold = None if cursor is None else find_fold(fold_name or cursor.fold)
-    batches = None if cursor is None else batches_of(beside(table, entries, options).files([cursor.last_range]))
-    done = import_table(directory, place, fold=fold, batches=batches, trust=trust_cursor)
+    landed = beside(table, entries, options).snapshot()
+    batches = None if cursor is None or landed is None else batches_of(landed.live([cursor.last_range]))
+    done = import_table(directory, place, fold=fold, batches=batches, landed=landed, trust=trust_cursor)
     say(f"imported {_amount(done)}")
     say(f"  {told(done.cursor)}")
 

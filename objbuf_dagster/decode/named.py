@@ -52,10 +52,10 @@ def find_decoder(name: str) -> Decoder:
     if isinstance(found, type) and issubclass(found, Decoder):
         try:
             found = found()
-        except TypeError as error:
+        except Exception as error:
             raise InvalidInput(
-                f"class '{shown(name)}' cannot be made without arguments ({shown(str(error))}): name an attribute "
-                "that is one, made with its settings"
+                f"class '{shown(name)}' cannot be made without arguments ({type(error).__name__}: "
+                f"{shown(str(error))}): name an attribute that is one, made with its settings"
             ) from error
     if not isinstance(found, Decoder):
         what = f"is of type {type(found).__name__}" if hasattr(module, attribute) else "is not there"

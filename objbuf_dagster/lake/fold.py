@@ -7,12 +7,13 @@ holds settings only. Where the state is, which ranges are in it and what becomes
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.errors import InvalidInput, ObjbufError, shown
 from objbuf_dagster.lake.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -92,7 +93,11 @@ class RowFold(Fold):
     def keyed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
 
-        keys = [self.key_of(row) for row in rows.to_pylist()]
+        row: Mapping[str, Any] = {}
+        keys = []
+        with fold_errors(self, "key_of", lambda: [row]):
+            for row in rows.to_pylist():
+                keys.append(self.key_of(row))  # noqa: PERF401  the error names the row
         chosen = [at for at, key in enumerate(keys) if key is not None]
         found = pa.RecordBatch.from_pylist([key for key in keys if key is not None], self.key)
         packed = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)).take(pa.array(chosen, pa.int64()))
@@ -106,14 +111,37 @@ class RowFold(Fold):
             tuple(row[name] for name in names): {name: row[name] for name in self.value.names}
             for row in state.to_pylist()
         }
-        for key, row in zip(rows.select(names).to_pylist(), rows[_ROW].to_pylist(), strict=True):
-            at = tuple(key[name] for name in names)
-            values[at] = self.step(values.get(at), row)
+        row: Mapping[str, Any] = {}
+        with fold_errors(self, "step", lambda: [row]):
+            for key, row in zip(rows.select(names).to_pylist(), rows[_ROW].to_pylist(), strict=True):
+                at = tuple(key[name] for name in names)
+                values[at] = self.step(values.get(at), row)
         there = [{**dict(zip(names, key, strict=True)), **value} for key, value in values.items() if value is not None]
         gone = [dict(zip(names, key, strict=True)) for key, value in values.items() if value is None]
         return Changes(
             pa.Table.from_pylist(there, pa.schema([*self.key, *self.value])), pa.Table.from_pylist(gone, self.key)
         )
+
+
+@contextlib.contextmanager
+def fold_errors(fold: Fold, call: str, rows: Callable[[], Sequence[Mapping[str, Any]]]) -> Iterator[None]:
+    """Raises InvalidInput, for the fold's author, for what its code raises inside.
+
+    rows: the one that it is at, or the first and the last that it got; where they have them, with the columns of ORDER.
+    """
+    try:
+        yield
+    except (ObjbufError, MemoryError):
+        raise
+    except Exception as error:
+        words = dict(zip(ORDER, ("sequence", "entry index", "record index"), strict=True))
+        places = [", ".join(f"{word} {row[name]}" for name, word in words.items() if name in row) for row in rows()]
+        where = " to ".join(dict.fromkeys(filter(None, places)))
+        raise InvalidInput(
+            f"fold {fold.name} {fold.version} failed in {call}{' at ' if where else ''}{where}: "
+            f"{type(error).__name__}: {shown(str(error))}. Nothing was committed: mend the fold, or let it leave such "
+            "rows out, then go on; if that changes what came out before, count its version up and rebuild the state"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.lake.fold import Fold
 from objbuf_dagster.lake.fold_latest import ServiceLatest
 
-_OURS: dict[str, Callable[[], Fold]] = {"service_latest": ServiceLatest}
+OURS: dict[str, Callable[[], Fold]] = {"service_latest": ServiceLatest}
 
 
 def find_fold(name: str) -> Fold:
@@ -22,12 +22,12 @@ def find_fold(name: str) -> Fold:
     """
     module_name, colon, attribute = name.partition(":")
     if not colon:
-        if name not in _OURS:
+        if name not in OURS:
             raise InvalidInput(
-                f"no fold of this package is called '{shown(name)}': there is {', '.join(_OURS)}; give one's own with "
+                f"no fold of this package is called '{shown(name)}': there is {', '.join(OURS)}; give one's own with "
                 "--fold module:attribute, for example --fold my_folds:Accounts"
             )
-        return _OURS[name]()
+        return OURS[name]()
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -12,17 +12,24 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound, StorageError, StorageUnavailable
+from objbuf_dagster.errors import (
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    StorageError,
+    StorageUnavailable,
+    UnsupportedVersion,
+)
 from objbuf_dagster.lake.delta import SOFTWARE, DeltaPlace, different_columns
 from objbuf_dagster.lake.durable import sync_before_commit
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.files import DataFile, check_there
 from objbuf_dagster.lake.fold import BUCKET, Fold, Scope, state_schema
-from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor, schema_hash
+from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor, how_to_rebuild, schema_hash
 from objbuf_dagster.lake.state_shadow import Shadow, files_by_bucket, new_path
 from objbuf_dagster.store import RetryPolicy
 from objbuf_dagster.store.cloud import Credentials
@@ -160,14 +167,9 @@ class StateTable(DeltaPlace):
         path = cursors[0].path if len(cursors) == 1 else None
         cursor: StateCursor | None = None
         try:
-            if path is not None:
-                cursor = StateCursor.from_file(self.store.read(path))
-            elif by_bucket:
-                raise CorruptData(
-                    f"table {self.name}",
-                    f"it has {len(cursors)} cursors: another program writes to it; find out which, then rebuild it",
-                )
-        except CorruptData:
+            if by_bucket:
+                cursor = read_cursor(self, [file.path for file in cursors])
+        except (CorruptData, UnsupportedVersion):
             if not any_fold:
                 raise
         found = StateSnapshot(delta, delta.version(), files, cursor, path)
@@ -284,7 +286,8 @@ class StateTable(DeltaPlace):
 def cursor_at(place: DeltaPlace) -> tuple[int, StateCursor | None]:
     """The version of the state that is there, whatever fold made it, and its cursor; None if nothing was applied.
 
-    Raises NotFound if there is no table, InvalidInput if it is no state, CorruptData.
+    Raises NotFound if there is no table, InvalidInput if it is no state, CorruptData or UnsupportedVersion if a cursor
+    cannot be read.
     """
     import pyarrow as pa
 
@@ -297,7 +300,19 @@ def cursor_at(place: DeltaPlace) -> tuple[int, StateCursor | None]:
             raise InvalidInput(f"the table at {place.name} is no state: `objbuf lake stat` shows tables of ranges")
         rows = pa.table(delta.get_add_actions(flatten=False)).to_pylist()
     paths = [row["path"] for row in rows if row["partition"][BUCKET] == CURSOR]
-    return delta.version(), StateCursor.from_file(place.store.read(paths[0])) if paths else None
+    return delta.version(), read_cursor(place, paths) if rows else None
+
+
+def read_cursor(place: DeltaPlace, paths: Sequence[str]) -> StateCursor:
+    """The cursor of a state that has these cursor files, of which there must be one. Raises as `cursor_at` does."""
+    how = how_to_rebuild(place.name, by_cursor=False)
+    if len(paths) != 1:
+        writes = "another program writes to it; find out which, then rebuild it"
+        raise CorruptData(f"table {place.name}", f"it has {len(paths)} cursors: {writes}. {how}")
+    try:
+        return StateCursor.from_file(place.store.read(paths[0]))
+    except CorruptData as error:
+        raise CorruptData(error.what, f"{error.reason}. {how}") from None
 
 
 def _file(row: Mapping[str, Any]) -> DataFile:

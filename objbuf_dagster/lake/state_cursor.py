@@ -27,6 +27,14 @@ _WHAT = "state cursor"
 Why = Literal["expired", "gap", "fold", "replaced"]
 
 
+def how_to_rebuild(table: str, *, by_cursor: bool) -> str:
+    """In words. by_cursor: the cursor names the fold, so that the command knows it if it is one of this package."""
+    command = f"`objbuf state rebuild {table}" + (
+        "`, with --fold and --decoder where these are one's own" if by_cursor else " --fold NAME --decoder NAME`"
+    )
+    return f"Rebuild it from `entries`: materialise its asset with rebuild: true, or {command}"
+
+
 class RebuildNeeded(ObjbufError):
     """A state cannot go on from where it is without guessing. Nothing was changed. Rebuild it: give up.
 
@@ -35,10 +43,8 @@ class RebuildNeeded(ObjbufError):
     """
 
     def __init__(self, table: str, why: Why, detail: str, *, first: int | None = None, last: int | None = None) -> None:
-        super().__init__(
-            f"the state at {table} cannot go on: {detail}. Nothing was changed. Rebuild it from `entries`: materialise "
-            "its asset with rebuild: true, or `objbuf state rebuild`"
-        )
+        how = how_to_rebuild(table, by_cursor=why != "fold")
+        super().__init__(f"the state at {table} cannot go on: {detail}. Nothing was changed. {how}")
         self.why = why
         self.first = first
         self.last = last
@@ -122,7 +128,7 @@ class StateCursor:
         try:
             said = (pq.read_schema(pa.BufferReader(data)).metadata or {})[_KEY]
             document = json.loads(said)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        except (pa.ArrowException, OSError, KeyError, ValueError, RecursionError) as error:
             raise CorruptData(_WHAT, f"it cannot be read: {shown(repr(error))}") from None
         return cls.from_json(document)
 

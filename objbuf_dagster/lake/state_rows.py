@@ -250,7 +250,9 @@ def _merged(
         places = _places(block)
         if not _rising(places).all() or (previous is not None and _place(places, 0) <= previous):
             raise CorruptData(
-                f"table {place.name}", f"a row of sequence {_place(places, 0)[0]} or after it is there twice"
+                f"table {place.name}",
+                f"a row of sequence {_place(places, 0)[0]} or after it is there twice: another program writes to it; "
+                "find out which, then materialise that range again, which replaces all of its rows",
             )
         previous = _place(places, len(places) - 1)
         yield block

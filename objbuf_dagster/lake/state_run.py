@@ -93,7 +93,8 @@ def catch_up(
     done = _Done(tries)
     while True:
         snapshot = done.patiently(state.snapshot)
-        landed = _landed(done.patiently(sources.typed.snapshot))
+        typed = done.patiently(sources.typed.snapshot)
+        landed = _landed(typed)
         cursor = snapshot.cursor if snapshot else None
         if cursor is not None:
             cursor.check_buffer(state.name, sources.buffer)
@@ -108,10 +109,9 @@ def catch_up(
             continue  # others may have been faster, and have applied something by now
         chosen = due.ranges[:ranges_at_once]
         shadow = state.shadow(snapshot)
-        typed = done.patiently(sources.typed.files, [one.key for one in chosen])
         for one in chosen:
-            files = [file for file in typed if file.range == one.key]
-            done.fold(shadow, ordered, sources.typed, files, state.fold.reads)
+            files = typed.live([one.key]) if typed else []
+            done.fold(one, shadow, ordered, sources.typed, files, state.fold.reads)
         new = _moved(state, sources, cursor, chosen, shadow, done)
         prepared = done.patiently(state.prepare, shadow, new)
         if state.commit(snapshot, prepared, words=_words(run_id), tries=tries) is not None:
@@ -147,7 +147,7 @@ def rebuild(
     snapshot = done.patiently(state.load_or_create, any_fold=True)
     shadow = state.shadow()
     for one in chosen:
-        done.fold(shadow, _decoded, state, sources.entries, found.live([one.key]), decode)
+        done.fold(one, shadow, _decoded, state, sources.entries, found.live([one.key]), decode)
     new = _moved(state, sources, None, chosen, shadow, done, gaps)
     prepared = done.patiently(state.prepare, shadow, new, everything=True)
     version = state.commit(snapshot, prepared, words={**_words(run_id), "rebuild": True}, tries=tries)
@@ -175,13 +175,18 @@ class _Done:
                 time.sleep(_PAUSE.pause(failures))
         raise AssertionError("unreachable")
 
-    def fold(self, shadow: Shadow, rows: Callable[..., Iterator[pa.RecordBatch]], *given: Any) -> None:
+    def fold(
+        self, one: SequenceRange, shadow: Shadow, rows: Callable[..., Iterator[pa.RecordBatch]], *given: Any
+    ) -> None:
         """One range, as a whole or not at all."""
         before = shadow.save()
 
         def attempt() -> None:
             shadow.restore(before)
-            shadow.add(rows(*given))
+            try:
+                shadow.add(rows(*given))
+            except InvalidInput as error:
+                raise InvalidInput(f"range {one.key} cannot be applied: {error}") from error
 
         self.patiently(attempt)
 

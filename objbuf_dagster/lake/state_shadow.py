@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Any
 from objbuf_dagster.errors import ObjbufError
 from objbuf_dagster.lake.delta import DeltaPlace
 from objbuf_dagster.lake.files import DataFile
-from objbuf_dagster.lake.fold import BUCKET, Fold, Scope, buckets_of, checked, codes_of, state_schema
+from objbuf_dagster.lake.fold import (
+    BUCKET,
+    ORDER,
+    Fold,
+    Scope,
+    buckets_of,
+    checked,
+    codes_of,
+    fold_errors,
+    state_schema,
+)
 from objbuf_dagster.lake.state_rows import blocks
 
 if TYPE_CHECKING:
@@ -99,7 +109,7 @@ class Shadow:
         size = 0
         for block in rows:
             self.rows += len(block)
-            keyed = self.scope.within(self.fold.keyed(block), self.fold.key)
+            keyed = self.scope.within(self._keyed(block), self.fold.key)
             if len(keyed):
                 chunk.append(keyed)
                 size += keyed.nbytes
@@ -108,6 +118,10 @@ class Shadow:
                 chunk, size = [], 0
         if chunk:
             self._apply(pa.Table.from_batches(chunk))
+
+    def _keyed(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        with fold_errors(self.fold, "keyed", lambda: _ends(block)):
+            return self.fold.keyed(block)
 
     def _forget(self) -> None:
         import pyarrow as pa
@@ -123,7 +137,9 @@ class Shadow:
         touched = codes_of(rows, self.fold.key).unique()
         self._look_up(touched.filter(pc.invert(pc.is_in(touched, self._known))))
         before = self._working.filter(pc.is_in(self._working[_CODE], touched))
-        new, codes, gone = checked(self.fold, self.fold.apply(rows, before.drop_columns([_CODE])), touched)
+        with fold_errors(self.fold, "apply", lambda: _ends(rows)):
+            changes = self.fold.apply(rows, before.drop_columns([_CODE]))
+        new, codes, gone = checked(self.fold, changes, touched)
         replaced = pa.concat_arrays([codes, gone])
         kept = self._working.filter(pc.invert(pc.is_in(self._working[_CODE], replaced)))
         coded = new.append_column(pa.field(_CODE, pa.binary()), codes)
@@ -168,6 +184,12 @@ class Shadow:
             self._written |= {file.path: file for file in self.files[bucket]}
             self.changed.add(bucket)
         self._forget()
+
+
+def _ends(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Where the first and the last of these rows are, as far as they say."""
+    places = rows.select([name for name in ORDER if name in rows.schema.names])
+    return [*places.slice(0, 1).to_pylist(), *places.slice(max(0, len(rows) - 1)).to_pylist()]
 
 
 def folder_of_bucket(bucket: str) -> str:

@@ -34,7 +34,7 @@ from objbuf_dagster.lake.files import LiveFile, Snapshot
 from objbuf_dagster.lake.fold import BUCKET, Fold
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.lake.schema import RANGE_COLUMN
-from objbuf_dagster.lake.state import CURSOR
+from objbuf_dagster.lake.state import CURSOR, read_cursor
 from objbuf_dagster.lake.state_cursor import StateCursor
 from objbuf_dagster.lake.transfer_check import (
     AT_ONCE,
@@ -46,9 +46,12 @@ from objbuf_dagster.lake.transfer_check import (
     SUMS,
     WHAT,
     Part,
+    check_same_ranges,
+    cursor_of,
     disk_errors,
     document_in,
     read_export,
+    runs_of,
 )
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.store import check_path
@@ -84,8 +87,9 @@ def export_table(place: DeltaPlace, directory: str | os.PathLike[str]) -> Transf
     is no table, or a file of this version was deleted meanwhile (export again); StorageError for a disk that refuses.
     Nothing is there at that place after an error.
     """
-    target = Path(directory)
-    _check_empty(target)
+    target = Path(os.path.abspath(directory))
+    with disk_errors(target):
+        _check_empty(target)
     try:
         delta = place.open_delta()
     except NoTable:
@@ -111,6 +115,7 @@ def import_table(
     *,
     fold: Fold | None = None,
     batches: tuple[str, str] | None = None,
+    landed: Snapshot | None = None,
     trust: bool = False,
 ) -> Transferred:
     """Make the table of an export, in a place where nothing is. Checks all of it before it writes anything.
@@ -118,6 +123,9 @@ def import_table(
     fold: that the state is to go on with; one of another fold, version or columns is refused.
     batches: of the range that the state's cursor ends with, as the lake that it comes to has them; one with others is
         of another buffer, and refused. Without them it is refused too, unless it is to be trusted.
+    landed: the `entries` of the lake that a table of ranges comes to. One whose ranges are cut otherwise there, or are
+        of other batches, is of another buffer, and refused; one with ranges that are not there too, unless it is to be
+        trusted. Without it, as where `entries` itself comes back, there is nothing to be foreign to.
 
     Raises CorruptData for a directory that is not whole, InvalidInput for a place with something in it, or a foreign
     cursor. After a StorageError it can be repeated.
@@ -127,6 +135,8 @@ def import_table(
     kind: Kind = manifest["kind"]
     if kind == "state":
         _check_foreign(StateCursor.from_json(cursor), fold, batches, trust)
+    elif landed is not None:
+        check_same_ranges(source, parts, manifest["partitions"], landed, trust)
     ours = {part.path for part in parts}
     _check_vacant(place, ours)
     actions = [_action(part) for part in parts]
@@ -146,7 +156,7 @@ def cursor_in(directory: str | os.PathLike[str]) -> StateCursor | None:
         raise InvalidInput(f"{source} is no export: it has no {SUMS}")
     with disk_errors(source):
         document = document_in(source / CURSOR_FILE)
-    return StateCursor.from_json(document) if "runs" not in document else None
+    return cursor_of(document) if "runs" not in document else None
 
 
 def _told(kind: Kind, version: int, cursor: Mapping[str, Any], parts: Sequence[Part]) -> Transferred:
@@ -156,6 +166,10 @@ def _told(kind: Kind, version: int, cursor: Mapping[str, Any], parts: Sequence[P
 
 
 def _check_empty(target: Path) -> None:
+    if target.exists() and (os.path.samefile(target, os.curdir) or os.path.ismount(target)):
+        raise InvalidInput(
+            f"{target} cannot be replaced, it is the current directory or a mounted disk: name a directory inside of it"
+        )
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise InvalidInput(f"{target} is not empty: give an export a directory of its own, or delete that one first")
 
@@ -169,14 +183,14 @@ def _content(place: DeltaPlace, delta: deltalake.DeltaTable) -> tuple[Kind, list
             rows = pa.table(delta.get_add_actions(flatten=False)).to_pylist()
             parts = [Part(row["path"], row["size_bytes"], row["num_records"] or 0, row["partition"]) for row in rows]
             cursors = [part.path for part in parts if part.partition[BUCKET] == CURSOR]
-            if len(cursors) != 1:
+            if not parts:
                 raise InvalidInput(f"nothing was applied to the state at {place.name} yet: there is nothing to export")
-            return "state", parts, StateCursor.from_file(place.store.read(cursors[0])).to_json()
+            return "state", parts, read_cursor(place, cursors).to_json()
         if partitions[:1] != [RANGE_COLUMN]:
             raise InvalidInput(f"the table at {place.name} is partitioned by {partitions}: it is not one of ours")
         snapshot = Snapshot(delta, partitions[1] if partitions[1:] else None)
         keys = [SequenceRange.from_key(key) for key in snapshot.by_range()]
-        return "ranges", [_part(file, partitions) for file in snapshot.live()], {"runs": _runs(keys)}
+        return "ranges", [_part(file, partitions) for file in snapshot.live()], {"runs": runs_of(keys)}
 
 
 def _part(file: LiveFile, partitions: Sequence[str]) -> Part:
@@ -188,17 +202,6 @@ def _part(file: LiveFile, partitions: Sequence[str]) -> Part:
         for bound, found in file.stats.items()
     }
     return Part(file.path, file.size, file.rows, partition, stats)
-
-
-def _runs(keys: Sequence[SequenceRange]) -> list[list[int]]:
-    """First and last sequence of each unbroken run."""
-    runs: list[list[int]] = []
-    for one in sorted(keys):
-        if runs and runs[-1][1] + 1 == one.start:
-            runs[-1][1] = one.end
-        else:
-            runs.append([one.start, one.end])
-    return runs
 
 
 def _write(
@@ -274,7 +277,7 @@ def _check_foreign(cursor: StateCursor, fold: Fold | None, batches: tuple[str, s
         raise InvalidInput(
             f"nothing here tells whether the export is of the same buffer: range {cursor.last_range}, which its cursor "
             "ends with, is not in `entries`, or does not say its batches. Nothing was written: land that range first, "
-            "or say that the cursor is to be trusted"
+            "or pass --trust-cursor (trust=True) if it is"
         )
 
 
@@ -293,7 +296,7 @@ def _copy_in(path: Path, place: DeltaPlace, part: Part, sums: Mapping[str, str])
         view = memoryview(data)
         try:
             if hashlib.sha256(view).hexdigest() != sums[f"{DATA}/{part.path}"]:
-                raise CorruptData(WHAT, f"{part.path} was changed while it was imported")
+                raise CorruptData(WHAT, f"{part.path} was changed meanwhile; no table was made, import it again")
             place.store.put(part.path, [view])
         finally:
             view.release()

@@ -9,6 +9,7 @@ import pytest
 from objbuf_dagster.lake.state import StateTable
 from tests.cli.commands import error, files_in, ok
 from tests.lake.states import Accounts, World
+from tests.lake.test_transfer import resum
 
 OWN = ["--fold", "tests.lake.states:Accounts"]
 
@@ -54,6 +55,38 @@ def test_refusals_say_what_to_do_and_change_nothing(world: World, tmp_path: Path
     victim = max((tmp_path / "out").rglob("*.parquet"))
     victim.write_bytes(b"x" + victim.read_bytes()[1:])
     assert "is damaged" in error("import", tmp_path / "out", f"{world.url}/x", *OWN)
+
+
+def test_tables_of_ranges_go_to_the_lake_of_their_buffer_only(world: World, tmp_path: Path) -> None:
+    ok("export", f"{world.url}/lines", tmp_path / "out")
+    other = World(str(tmp_path / "other"), tag="c")
+    other.land(0, [["a1 put 1"], ["a1 put 1"]])
+
+    assert "is of ingest/b000000.batch to ingest/b000001.batch, and here of" in error(
+        "import", tmp_path / "out", f"{other.url}/again"
+    )
+    assert not (tmp_path / "other" / "again").exists()
+    behind = World(str(tmp_path / "behind"))
+    behind.land(2, [["a1 put 1"]])
+    assert "or pass --trust-cursor" in error("import", tmp_path / "out", f"{behind.url}/again")
+    ok("import", tmp_path / "out", f"{behind.url}/again", "--trust-cursor")
+    ok("import", tmp_path / "out", tmp_path / "new" / "lines")
+
+
+def test_an_export_that_was_made_up_ends_without_a_table(world: World, tmp_path: Path) -> None:
+    ok("export", f"{world.url}/lines", tmp_path / "out")
+    (tmp_path / "out" / "cursor.json").write_text('{"runs": 5}')
+    resum(tmp_path / "out")
+    assert "cursor is not the one that its data has" in error("import", tmp_path / "out", f"{world.url}/again")
+    assert not (tmp_path / "lake" / "again").exists()
+
+
+def test_an_export_to_the_current_directory_is_refused_with_what_to_do(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert error("export", f"{world.url}/accounts", ".").endswith("name a directory inside of it")
 
 
 def test_a_cursor_can_be_trusted_where_nothing_tells(world: World, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -205,6 +205,22 @@ def test_the_last_of_each_service_and_instance() -> None:
     assert found["shop", ""]["LastSeenUnixNano"] == 5_000, "when it was observed, where it has no time"
     assert found["till", "1"]["LastSeenUnixNano"] == 7_123, "exactly"
     assert found["till", "1"]["LastSeen"].microsecond == 7
+
+
+class Failing(Accounts):
+    """That knows no b."""
+
+    def key_of(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return {"who": {"a": "a"}[row["who"]]}
+
+
+def test_a_fold_that_fails_names_the_row() -> None:
+    schema = pa.schema([*_order_fields(), pa.field("who", pa.string())])
+    rows = [dict(zip(schema.names, (7, at, 0, who), strict=True)) for at, who in enumerate("aab")]
+
+    with pytest.raises(InvalidInput, match=r"fold accounts 1 failed in key_of at sequence 7, entry index 2.*KeyError"):
+        Failing().keyed(pa.RecordBatch.from_pylist(rows, schema))
+    assert len(Failing().keyed(pa.RecordBatch.from_pylist(rows[:2], schema))) == 2
 
 
 def _order_fields() -> list[pa.Field]:

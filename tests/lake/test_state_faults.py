@@ -7,16 +7,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from objbuf_dagster.errors import ObjbufError, StorageError, StorageUnavailable
 from objbuf_dagster.lake import state as state_module
 from objbuf_dagster.lake import state_run
+from objbuf_dagster.lake.state import StateSnapshot, StateTable
+from objbuf_dagster.lake.state_shadow import Shadow
 from objbuf_dagster.store import RetryPolicy
 from tests.lake.landings import SPAWN, run_all
-from tests.lake.states import QUICK, World, apply_once, as_state, some_entries, start_applying
+from tests.lake.states import QUICK, Accounts, World, apply_once, as_state, rows_of, some_entries, start_applying
 from tests.support.proxy import Proxy, Request, Spoiling, proxied
 from tests.support.s3 import S3Location
 
@@ -107,6 +109,54 @@ def test_a_passing_failure_of_any_request_leaves_no_hole(proxy: Proxy, spoiling:
         assert report.cursor.next_sequence == start
         assert world.found() == world.expected(), f"after request {number}"
     assert number > 10
+
+
+class Small(StateTable):
+    """That folds every block at once, and writes all of it out: an attempt that fails has changed a lot by then."""
+
+    def shadow(self, snapshot: StateSnapshot | None = None, **_: Any) -> Shadow:
+        return super().shadow(snapshot, chunk_bytes=1, working_bytes=1)
+
+
+class Outage:
+    """All reads of a table's data fail from the one with this number on, until the client has given up."""
+
+    def __init__(self, table: str, number: int) -> None:
+        self.table = table
+        self.number = number
+        self.seen = 0
+
+    def __call__(self, request: Request) -> Spoiling:
+        if request.method != "GET" or self.table not in request.object or not request.object.endswith(".parquet"):
+            return None
+        self.seen += 1
+        return 503 if self.number <= self.seen < self.number + QUICK.attempts else None
+
+
+@pytest.mark.parametrize(("what", "table"), [("apply", "/lines/"), ("rebuild", "/entries/")])
+def test_a_passing_failure_of_any_read_of_the_rows_folds_each_once(
+    proxy: Proxy, what: Literal["apply", "rebuild"], table: str
+) -> None:
+    """Some rows of a range are folded by then, and their keys written out: it begins again from what was before."""
+    world = world_behind(proxy)
+    rng = random.Random(13)
+    for start in (0, 2):
+        lines = [f"{rng.choice('abc')}{rng.randrange(3)} put {rng.randrange(9)}" for _ in range(8)]
+        one = world.land(start, [lines[:4], lines[4:]], entries=False)
+        files = world._written(world.entries, one, rows_of(start, [lines[:4], lines[4:]]), 2)
+        world.entries.commit(one.key, files, epoch=1)
+    number, spoiled = 0, True
+    while spoiled:
+        number += rng.randint(2, 4)
+        world.state = Small(f"{world.url}/accounts{number}", Accounts(), buckets=4, **world.settings)
+        proxy.spoil = spoil = Outage(table, number)
+        report = world.apply() if what == "apply" else world.rebuild()
+        proxy.spoil = lambda request: None
+        spoiled = spoil.seen >= number
+        assert report.cursor is not None
+        assert (report.cursor.next_sequence, report.cursor.rows) == (4, 16)
+        assert world.found() == world.expected(), f"after read {number}"
+    assert number > 5
 
 
 def test_a_lasting_failure_stops_after_the_tries_that_are_stated(proxy: Proxy) -> None:

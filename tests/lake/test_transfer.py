@@ -220,7 +220,7 @@ def test_a_foreign_cursor_is_refused(world: World, exported: Path, tmp_path: Pat
         import_table(exported, target, fold=More(), batches=ours)
     with pytest.raises(InvalidInput, match=r"of another buffer.*rebuild"):
         import_table(exported, target, fold=Accounts(), batches=("ingest/x.batch", "ingest/y.batch"))
-    with pytest.raises(InvalidInput, match=r"nothing here tells.*land that range first"):
+    with pytest.raises(InvalidInput, match=r"nothing here tells.*land that range first, or pass --trust-cursor"):
         import_table(exported, target, fold=Accounts())
     assert not (tmp_path / "again").exists()
     import_table(exported, target, fold=Accounts(), trust=True)
@@ -262,6 +262,21 @@ def test_a_directory_that_refuses_is_named(world: World, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="check the disk"):
         export_table(world.state, tmp_path / "file" / "export")
+
+
+def test_the_current_directory_is_refused_before_anything_is_copied(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be replaced, and whoever is in it would look at nothing."""
+    (tmp_path / "here" / "inside").mkdir(parents=True)
+    (tmp_path / "here" / "inside").rmdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for directory in (".", tmp_path / "here", "inside/.."):
+        with pytest.raises(InvalidInput, match=r"here cannot be replaced.*name a directory inside of it"):
+            export_table(world.state, directory)
+    assert [*tmp_path.glob(".*"), *tmp_path.glob("here/.*"), *tmp_path.glob("here/*")] == []
+    export_table(world.state, "./inside/../new")
+    bring_in(world, tmp_path / "here" / "new", tmp_path / "again")
 
 
 def there(table: LakeTable) -> bool:
