@@ -135,17 +135,20 @@ class RangeLetters:
         old, new = _keys(self.table, before), _keys(self.table, self.new)
         self._ours = new
 
-        def unchanged() -> None:
-            if {file.path for file in self._live()} != {file.path for file in before}:
+        def none_more() -> None:
+            live = self._live()
+            if {file.path for file in live} == {file.path for file in before}:
+                return
+            if len(_without(_without(_keys(self.table, live), old), new)):
                 raise JobFailed(
                     f"range {self.range_key}: somebody else changed its dead letters of {self.decoder} at the same "
                     "time: run it again"
                 )
 
         if not len(_without(old, new)):
-            self._commit(self.new, unchanged)
+            self._commit(self.new, none_more)
         elif len(_without(new, old)):
-            self._commit([*self.new, *self._written_again(before, new)], unchanged)
+            self._commit([*self.new, *self._written_again(before, new)], none_more)
 
     def are_there(self) -> bool:
         """Whether the new letters, which `keep` has kept, are still in the table: somebody else may have settled."""
