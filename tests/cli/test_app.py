@@ -71,13 +71,16 @@ def test_every_example_runs(example: str, tmp_path: Path, request: pytest.Fixtur
         fill(s3.open(), [b"a"])
         ok("ranges", "plan", s3.url, *as_arguments(s3), "--max-wait", "0")
         LakeTable(f"{s3.url}/lake/entries", options=s3.options).commit("000000000000-000000000000", [], epoch=1)
+        letters = LakeTable(f"{s3.url}/lake/dead_letters", DEAD_LETTERS, options=s3.options)
+        letters.commit("000000000000-000000000000", [], epoch=1, part="otlp_logs")
         line = line.replace("s3://my-bucket/events", s3.url).replace("s3://my-bucket/lake", f"{s3.url}/lake")
     else:
         fill(tmp_path, [b"a"])
         ok("ranges", "plan", tmp_path, "--max-wait", "0")
         LakeTable(tmp_path / "lake" / "entries").commit("000000000000-000000000000", [], epoch=1)
+        letters = LakeTable(tmp_path / "lake" / "dead_letters", DEAD_LETTERS)
+        letters.commit("000000000000-000000000000", [], epoch=1, part="otlp_logs")
         if "dead-letters show" in example:
-            letters = LakeTable(tmp_path / "lake" / "dead_letters", DEAD_LETTERS)
             put_letters(letters, "000000000000-000000000000", "otlp_logs", [(0, 0, "truncated", b"x")])
         line = line.replace("/tmp/buffer", str(tmp_path)).replace("/tmp/lake", f"{tmp_path}/lake")  # noqa: S108  as in the help
     assert line != example

@@ -22,20 +22,12 @@ from objbuf_dagster.cli.land import MAX_BATCH_BYTES
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES
 from objbuf_dagster.ranges import SequenceRange
-from objbuf_dagster.spark.session import session
 from objbuf_dagster.store import LocalStore, Store
 from tests.cli.commands import acked, error, eventually, files_in, fill, manifest_of, ok, one_line, run, start
 from tests.cli.test_app import as_arguments
 from tests.spark.processes import descendants, is_alive
 from tests.support.buffers import append
 from tests.support.s3 import S3Location
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[None]:
-    """A session for all tests here: a command uses the one that runs in its process."""
-    with session(master="local[2]", app_name="tests"):
-        yield
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_batch_that_only_the_default_limit_refuses_needs_a_yes(root: Path) -> 
     assert refused.exit_code == 0, refused.output  # it is too large to be read
     ok("quarantine", root, "1", "--undo")
 
-    assert "Sequence 1 can be read" in error("quarantine", root, "1", "--reason", "large")
+    assert "pass --yes if you are sure" in error("quarantine", root, "1", "--reason", "large")
 
     assert active(root) == []
 
