@@ -25,6 +25,7 @@ from objbuf_dagster.store import LocalStore
 from tests.cli.commands import error, ok, run
 from tests.cli.letters import put_letters
 from tests.decode.messages import LOGS, field, log_entry
+from tests.lake.mortal import Died, Mortal
 from tests.spark.decoding import (
     Lake,
     Words,
@@ -239,26 +240,6 @@ def test_entries_that_are_gone_leave_letters_and_rows_as_they_are(
 
     assert [type(one) for one in outcomes] == [Failed] * 3
     assert (words_in(lake.table), letters_in(lake.dead_letters)) == (rows, letters)
-
-
-class Died(BaseException):
-    """The process ends here."""
-
-
-class Mortal(LakeTable):
-    """Dies before or after one of the commits that all tables with the same fate make."""
-
-    fate: dict[str, int]
-    after: bool
-
-    def commit(self, *args: object, **words: object) -> object:  # type: ignore[override]
-        self.fate["left"] -= 1
-        if self.fate["left"] == 0 and not self.after:
-            raise Died
-        done = super().commit(*args, **words)  # type: ignore[arg-type]
-        if self.fate["left"] == 0:
-            raise Died
-        return done
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -19,6 +19,7 @@ from objbuf_dagster.spark.decoding import DecodedRange, DecodingFailed, land_dec
 from objbuf_dagster.spark.landing import Failed, land_all
 from objbuf_dagster.store import LocalStore
 from tests.decode.messages import LOGS, field, log_entry
+from tests.lake.mortal import Died, Mortal
 from tests.spark.decoding import (
     Lake,
     Words,
@@ -308,26 +309,6 @@ def test_tables_that_do_not_fit_are_refused_at_once(spark: SparkSession, lake: L
         land_decoded(spark, lake.entries, planned, named, table, lake.dead_letters)
     with pytest.raises(InvalidInput, match="on_error"):
         lake.decode(spark, Words(), on_error="drop")  # type: ignore[arg-type]
-
-
-class Died(BaseException):
-    """The process ends here."""
-
-
-class Mortal(LakeTable):
-    """Dies at one of the commits that all tables with the same fate make."""
-
-    fate: dict[str, int]
-    after: bool
-
-    def commit(self, *args: object, **words: object) -> object:  # type: ignore[override]
-        self.fate["left"] -= 1
-        if self.fate["left"] == 0 and not self.after:
-            raise Died
-        done = super().commit(*args, **words)  # type: ignore[arg-type]
-        if self.fate["left"] == 0:
-            raise Died
-        return done
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -13,6 +13,7 @@ from objbuf_dagster.errors import JobFailed
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
 from objbuf_dagster.spark.landing import Failed, Landed
+from tests.lake.mortal import Died, Mortal
 from tests.spark.landing import Filled
 from tests.spark.quarantining import (
     bring_back,
@@ -44,26 +45,6 @@ def table(tmp_path: Path) -> LakeTable:
 @pytest.fixture
 def letters(tmp_path: Path) -> LakeTable:
     return LakeTable(tmp_path / "lake/dead_letters", DEAD_LETTERS)
-
-
-class Died(BaseException):
-    """The process ends here."""
-
-
-class Mortal(LakeTable):
-    """Dies before or after one of the commits that all tables with the same fate make."""
-
-    fate: dict[str, int]
-    after: bool
-
-    def commit(self, *args: object, **words: object) -> object:  # type: ignore[override]
-        self.fate["left"] -= 1
-        if self.fate["left"] == 0 and not self.after:
-            raise Died
-        done = super().commit(*args, **words)  # type: ignore[arg-type]
-        if self.fate["left"] == 0:
-            raise Died
-        return done
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
