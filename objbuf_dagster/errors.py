@@ -7,6 +7,8 @@ typed attributes and survive pickling, since Spark carries them between processe
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 _SHOWN = 200
@@ -37,14 +39,30 @@ class InvalidInput(ObjbufError):
 
 
 class CorruptData(ObjbufError):
-    """Bytes are not what the format says. Reading them again will not help: give up."""
+    """Bytes are not what the format says. Reading them again will not help: give up.
 
-    def __init__(self, what: str, reason: str, *, offset: int | None = None) -> None:
+    path: of the object, where whoever found the damage knows it.
+    """
+
+    def __init__(self, what: str, reason: str, *, offset: int | None = None, path: str | None = None) -> None:
         where = "" if offset is None else f" at byte {offset}"
-        super().__init__(f"{what} is corrupt{where}: {reason}")
+        remedy = "" if path is None else f". Restore the object {shown(path)}, or move it away"
+        super().__init__(f"{what} is corrupt{where}: {reason}{remedy}")
         self.what = what
         self.reason = reason
         self.offset = offset
+        self.path = path
+
+
+@contextlib.contextmanager
+def naming(path: str | None) -> Iterator[None]:
+    """Around the decoding of this object: damage is told with its path, if that is known."""
+    try:
+        yield
+    except CorruptData as error:
+        if path is None or error.path is not None:
+            raise
+        raise CorruptData(error.what, error.reason, offset=error.offset, path=path) from None
 
 
 class UnsupportedVersion(ObjbufError):
@@ -96,17 +114,30 @@ class StorageUnavailable(StorageError):
 
 
 class Fenced(ObjbufError):
-    """Another consumer took the buffer over; nothing was changed. Open again if this one should have it: restart."""
+    """Another consumer took the buffer over; nothing was changed. Open again if this one should have it: restart.
+
+    With `in_doubt` a write of the same call, before the other one took over, got no answer and may have happened.
+    """
 
     def __init__(
-        self, held: int, current: int, remedy: str = "Open a new consumer only if this process should own the buffer"
+        self,
+        held: int,
+        current: int,
+        remedy: str = "Open a new consumer only if this process should own the buffer",
+        *,
+        in_doubt: bool = False,
     ) -> None:
+        changed = (
+            "What this call wrote before that may have happened, or not: its answer was lost"
+            if in_doubt
+            else "Nothing was changed"
+        )
         super().__init__(
-            f"another consumer took over: this one holds epoch {held}, the manifest says {current}. "
-            f"Nothing was changed. {remedy}"
+            f"another consumer took over: this one holds epoch {held}, the manifest says {current}. {changed}. {remedy}"
         )
         self.held = held
         self.current = current
+        self.in_doubt = in_doubt
 
 
 class OutOfOrderAck(ObjbufError):
@@ -152,6 +183,25 @@ class RangeNotPlanned(ObjbufError):
     def __init__(self, key: str, hint: str) -> None:
         super().__init__(f"range {key} is not planned: {hint}")
         self.key = key
+
+
+class RangesOverlap(ObjbufError):
+    """Two ranges hold the same sequences, and at most one of them was used: a person takes the other away: give up.
+
+    earlier, later: their keys. unused: the key of the one that has most likely not landed.
+    """
+
+    def __init__(self, earlier: str, later: str, *, unused: str, path: str, other_path: str) -> None:
+        super().__init__(
+            f"ranges {earlier} and {later} hold the same sequences: somebody acked sequences before they were planned, "
+            f"while two planners were at work. Only one of them may land. Move the object {shown(path)} away, or, if "
+            f"{unused} is the one that has landed, {shown(other_path)} instead; then go on"
+        )
+        self.earlier = earlier
+        self.later = later
+        self.unused = unused
+        self.path = path
+        self.other_path = other_path
 
 
 class RangeExpired(ObjbufError):

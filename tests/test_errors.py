@@ -17,6 +17,7 @@ _EXAMPLES: list[ObjbufError] = [
     errors.InvalidInput("not so"),
     errors.CorruptData("batch", "bytes are left over", offset=17),
     errors.CorruptData("manifest", "it is cut short"),
+    errors.CorruptData("manifest", "it is cut short", path="ingest/manifest"),
     errors.UnsupportedVersion("range object", "two", 1),
     errors.UnsupportedCompression(255),
     errors.NotFound("ingest/manifest", "produce something first"),
@@ -25,12 +26,14 @@ _EXAMPLES: list[ObjbufError] = [
     errors.StorageUnavailable("503, five times", in_doubt=True),
     errors.StorageUnavailable("no answer"),
     errors.Fenced(3, 4),
+    errors.Fenced(3, 4, in_doubt=True),
     errors.OutOfOrderAck("7 was expected", expected=7, got=9),
     errors.TimedOut("2 s are over"),
     errors.JobFailed("Spark ended the job: an executor was killed; nothing was committed: land it again"),
     errors.SequenceGap(5, 8),
     errors.BufferReplaced("next_sequence went from 900 to 2"),
     errors.RangeNotPlanned("00000000000000000005", "run the planner"),
+    errors.RangesOverlap("5-9", "8-12", unused="8-12", path="ranges/8", other_path="ranges/5"),
     errors.RangeExpired("5-8", since_ms=1_700_000_000_000, since="2023-11-14", retention_seconds=3600.0),
     errors.CheckFailed(
         "5-8", (RangeCheck("a", True, "all is well", {}), RangeCheck("b", False, "row 7 is lost", {"rows": 6}))
