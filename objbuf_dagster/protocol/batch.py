@@ -32,6 +32,9 @@ _VERSION = 1
 _CODES: dict[str, int] = {"none": 0, "zstd": 1}
 _ZSTD_LEVEL = 3
 _ZSTD_MOST_PER_BYTE = 1 << 15  # a block of 4 bytes (run-length) can stand for 128 KiB, never for more
+_ZSTD_FRAME_ROOM = 1 << 10  # for a frame's own words, beyond what its blocks may grow by
+_RUN_LENGTH = 1  # a block's type: one byte stands for all
+_SMALL_BLOCK, _FEW_BLOCKS = 256, 1_000
 _CHUNK = 4 << 20
 _CHECKED_AT_ONCE = 32 << 20  # what batches usually have: a block that is walked whole is walked fastest
 _BYTES_OBJECT = 48  # what Python needs for a small one; a few bytes of input can stand for millions of them
@@ -123,12 +126,12 @@ class Block:
 def check_batch(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Block:
     """The record block of a batch, checked to the last byte without keeping what it is decoded to.
 
-    Stays compressed if it states its size, as producers write it, and can be decompressed as a stream, as readers
-    do it. Raises like `decode_batch`.
+    Stays compressed if it is one frame that states its size, as producers write it, and can be decompressed as a
+    stream, as readers do it. Raises like `decode_batch`.
     """
     frames, zstd, count = _split(data)
     size = _stated_size(frames, max_bytes) if zstd else None
-    if size is not None:
+    if size is not None and _is_one_frame(frames, size):
         try:
             if sum(map(bytes_of, _stream(frames, count, max_bytes, _CHECKED_AT_ONCE))) == size:
                 return Block(frames, True, size, count)
@@ -138,6 +141,27 @@ def check_batch(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Block:
     for _ in iter_block(block, count, "batch", BLOCK_BYTES):
         pass
     return Block(block, False, len(block), count)
+
+
+def _is_one_frame(frames: memoryview, size: int) -> bool:
+    """Whether the first frame, which states this size, is all there is, and no longer than compressing makes it.
+
+    What comes behind it may add no record and be as large as it likes: whoever keeps the bytes would keep that too.
+    """
+    import zstandard
+
+    if len(frames) > size + (size >> 8) + _ZSTD_FRAME_ROOM:
+        return False
+    parameters = zstandard.get_frame_parameters(frames)
+    at, end = zstandard.frame_header_size(frames), len(frames)
+    for _ in range(_FEW_BLOCKS + size // _SMALL_BLOCK):  # tiny blocks by the million are not worth a walk
+        if at + 3 > end:
+            return False
+        header = frames[at] | frames[at + 1] << 8 | frames[at + 2] << 16
+        at += 3 + (1 if header >> 1 & 3 == _RUN_LENGTH else header >> 3)
+        if header & 1:
+            return at + (4 if parameters.has_checksum else 0) == end
+    return False
 
 
 class _NoStream(Exception):

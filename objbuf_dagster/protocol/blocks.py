@@ -8,7 +8,7 @@ more), are walked here.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 U32 = struct.Struct("<I")
+_STRIDE_FEW = 64
 _WALK_BELOW = 1_000  # records; wrapping a block costs as much as walking about this many
 
 
@@ -94,10 +95,21 @@ def iter_block(block: Buffer, count: int, what: str, block_bytes: int) -> Iterat
     return iter_window(read_into, count, what, block_bytes=block_bytes, likely_bytes=len(block), most_bytes=len(block))
 
 
-def offset_of(data: bytes, start: int, end: int, index: int, count: int, what: str) -> int:
+def offset_of(
+    data: bytes,
+    start: int,
+    end: int,
+    index: int,
+    count: int,
+    what: str,
+    *,
+    find: Callable[[int], tuple[int, int] | None] | None = None,
+) -> int:
     """Where in `data` record `index` starts, of the `count` that fill `data[start:end]`; the end is `index == count`.
 
-    Few records are hopped over one by one, many at one stride or in one sweep; what is hopped over is checked.
+    Few records are hopped over one by one, many at one stride or in one sweep; what is hopped over is checked. `find`
+    may know a shorter way: a record not far before `index` and where that starts; what lies before that is not looked
+    at, and damage in there not seen.
     """
     block = memoryview(data)[start:end]
     if index == count:
@@ -113,6 +125,9 @@ def offset_of(data: bytes, start: int, end: int, index: int, count: int, what: s
     stride = _hop(block, 0, what)
     if _is_stride(data, start, end, index, stride):
         return start + index * stride
+    if find is not None and (known := find(index)) is not None:
+        passed, at = known
+        return offset_of(data, at, end, index - passed, count - passed, what)
     _check_count(block, count, what)
     likely = len(block) * index // count
     try:  # entries are much alike, so sweeping a little more than their share of the bytes is nearly always enough
@@ -149,8 +164,11 @@ def _is_stride(data: bytes, start: int, end: int, count: int, stride: int) -> bo
     If the first length leads to an equal one, and so on, there is no other place where the next record could be.
     """
     stop = start + count * stride
+    few = min(count, _STRIDE_FEW)  # where lengths differ, these tell, without a look at all
     return stop <= end and all(
-        data[start + i : stop : stride] == bytes([byte]) * count for i, byte in enumerate(U32.pack(stride - 4))
+        data[start + i : start + n * stride : stride] == bytes([byte]) * n
+        for n in (few, count)
+        for i, byte in enumerate(U32.pack(stride - 4))
     )
 
 

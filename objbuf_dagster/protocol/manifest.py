@@ -3,6 +3,11 @@
 A manifest can be long, and most operations touch its ends only. So it stays bytes: `from_bytes` reads the footer,
 `append` and `take_epoch` never look at an old entry, `dequeue` and `entries` hop to where they begin, and entries are
 checked when they are decoded. What nobody touches is copied as it is.
+
+Hopping over very many entries of mixed lengths costs several copies of them. Their sequences are quicker to find: the
+eight bytes of one that stand nowhere else in the manifest can only be that entry's own. If they stand twice, because a
+payload happens to contain them or was made to, or if looking for them would take long, every entry is hopped over. What
+is passed so is not looked at, so damage in there goes unseen; it is not believed either, only kept or removed whole.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
-from objbuf_dagster.errors import CorruptData, InvalidInput, UnsupportedVersion
+from objbuf_dagster.errors import CorruptData, InvalidInput, UnsupportedVersion, naming
 from objbuf_dagster.protocol.blocks import U32, offset_of
 from objbuf_dagster.protocol.model import MAX_U16, MAX_U32, MAX_U64, BatchDescriptor, Metadata
 from objbuf_dagster.protocol.page import Buffer
@@ -25,18 +30,27 @@ _HEAD = struct.Struct("<QH")  # sequence, location length
 _ITEM = struct.Struct("<IqI")  # start index, ingestion time, payload length
 _LEAST_ENTRY = U32.size + _HEAD.size + U32.size
 
+_FIND_FROM, _FIND_SHARE = 16_384, 0.25  # entries to hop over, in all and of all: fewer are swept sooner
+_SAMPLE = 16 << 10  # bytes that tell which byte is rare ...
+_STEP, _STEPS = 32, 8  # ... among the lowest of every 32nd sequence: text is in one or two of these eight
+_RARE = 2 << 10  # bytes for each time that it stands there, at the least: looking at more of them costs a sweep
+_LAST_FROM_END = 8  # places where the last entry's sequence may stand, tried from the end
+
 
 class Manifest:
     """A queue of batch locations. Values in, values out; it knows of no store."""
 
-    __slots__ = ("_added", "_count", "_data", "_end", "_start", "epoch", "next_sequence")
+    __slots__ = ("_added", "_count", "_data", "_end", "_path", "_start", "epoch", "next_sequence")
 
-    def __init__(self, data: bytes, end: int, count: int, next_sequence: int, epoch: int) -> None:
+    def __init__(
+        self, data: bytes, end: int, count: int, next_sequence: int, epoch: int, path: str | None = None
+    ) -> None:
         self._data = data
         self._start = 0  # the entries that are left of those read stand in data[start:end] ...
         self._end = end
         self._count = count  # ... and are so many
         self._added: list[bytes] = []  # encoded entries behind them
+        self._path = path
         self.next_sequence = next_sequence
         self.epoch = epoch
 
@@ -46,11 +60,16 @@ class Manifest:
         return cls(b"", 0, 0, 0, 0)
 
     @classmethod
-    def from_bytes(cls, data: Buffer) -> Manifest:
-        """Read the footer; entries are checked when they are decoded.
+    def from_bytes(cls, data: Buffer, *, path: str | None = None) -> Manifest:
+        """Read the footer; entries are checked when they are decoded. Damage is told with `path`, if that is known.
 
         Raises UnsupportedVersion, or CorruptData where the footer alone shows the damage.
         """
+        with naming(path):
+            return cls._from_bytes(data, path)
+
+    @classmethod
+    def _from_bytes(cls, data: Buffer, path: str | None) -> Manifest:
         if len(data) < _FOOTER.size:
             raise CorruptData("manifest", f"{len(data)} bytes are fewer than the footer's {_FOOTER.size}")
         end = len(data) - _FOOTER.size
@@ -61,7 +80,7 @@ class Manifest:
             raise CorruptData("manifest", f"{count} entries do not make {end} bytes", offset=end)
         if count > next_sequence:
             raise CorruptData("manifest", f"{count} entries cannot end before sequence {next_sequence}", offset=end)
-        return cls(bytes(data), end, count, next_sequence, epoch)
+        return cls(bytes(data), end, count, next_sequence, epoch, path)
 
     def to_bytes(self) -> bytes:
         """One copy of the entries, and a footer."""
@@ -92,15 +111,23 @@ class Manifest:
         return sequence
 
     def dequeue(self, through: int) -> Sequence[BatchDescriptor]:
-        """Remove the entries with sequence <= `through`; they are decoded when they are looked at."""
+        """Remove the entries with sequence <= `through`; they are decoded when they are looked at.
+
+        That the first of them and the first that stays (or the last, if none does) are what the footer says is checked.
+        Damage between the two need not be seen: nothing in there is believed, and it goes.
+        """
         removed = min(max(through + 1 - self.frontier, 0), self.entry_count)
         from_body = min(removed, self._count)
         start = self._start
         if from_body:
-            self._check_sequence_at(self._start, self.frontier)
-            start = self._offset_of(from_body)
-            if from_body < self._count:
-                self._check_sequence_at(start, self.frontier + from_body)
+            with naming(self._path):
+                self._check_sequence_at(self._start, self.frontier)
+                if from_body < self._count or from_body < _FIND_FROM or not self._ends_with_the_last():
+                    start = self._offset_of(from_body)
+                else:
+                    start = self._end
+                if from_body < self._count:
+                    self._check_sequence_at(start, self.frontier + from_body)
         taken = _Entries(self._until_end, self._start, self._count, tuple(self._added), self.frontier, removed)
         self._start, self._count = start, self._count - from_body
         del self._added[: removed - from_body]
@@ -115,8 +142,12 @@ class Manifest:
         """The entries with sequence > `after`, at most `limit`; only those are decoded.
 
         Raises CorruptData at the entry that shows it, naming sequence and place; and at the end, if the entries do not
-        end where the footer starts.
+        end where the footer starts. Damage before the first of them need not be seen: nothing in there is believed.
         """
+        with naming(self._path):
+            yield from self._entries(after, limit)
+
+    def _entries(self, after: int | None, limit: int | None) -> Iterator[BatchDescriptor]:
         first = self.frontier if after is None else max(after + 1, self.frontier)
         wanted = self.next_sequence - first
         if limit is not None:
@@ -142,7 +173,45 @@ class Manifest:
         return memoryview(self._data)[: self._end]
 
     def _offset_of(self, index: int) -> int:
-        return offset_of(self._data, self._start, self._end, index, self._count, "manifest")
+        """Where the entry starts that has `index` entries before it; the end of all, if these are all."""
+        worth_it = max(_FIND_FROM, _FIND_SHARE * self._count) <= index < self._count
+        find = self._find if worth_it else None
+        return offset_of(self._data, self._start, self._end, index, self._count, "manifest", find=find)
+
+    def _find(self, index: int) -> tuple[int, int] | None:
+        """The index of an entry, at most a few hundred before `index`, and where it starts, if its sequence tells."""
+        data, start, end = self._data, self._start, self._end
+        sample = data[start : min(start + _SAMPLE, end)]
+        times, passed = min(
+            (sample.count((self.frontier + one & 0xFF).to_bytes(1, "little")), one)
+            for one in range(index, index - _STEP * _STEPS, -_STEP)
+        )
+        if times > len(sample) // _RARE:  # as every byte is where payloads are compressed or random
+            return None
+        needle = (self.frontier + passed).to_bytes(8, "little")
+        first, second, found, at = needle[:1], needle[1], None, start - 1
+        for _ in range((end - start) // _RARE):  # `find` of one byte is memchr; of eight it is several times slower
+            at = data.find(first, at + 1, end)
+            if at < 0:
+                return None if found is None or found - U32.size < start else (passed, found - U32.size)
+            if data[at + 1] == second and data.startswith(needle, at, end):
+                if found is not None:
+                    return None
+                found = at
+        return None
+
+    def _ends_with_the_last(self) -> bool:
+        """Whether the last sequence that the footer counts stands in an entry that ends where the entries do."""
+        needle, before = (self.frontier + self._count - 1).to_bytes(8, "little"), self._end
+        for _ in range(_LAST_FROM_END):
+            before = self._data.rfind(needle, self._start + U32.size, before)
+            if before < 0:
+                return False
+            (length,) = U32.unpack_from(self._data, before - U32.size)
+            if before + length == self._end:
+                return True
+            before += len(needle) - 1
+        return False
 
     def _check_sequence_at(self, at: int, expected: int) -> None:
         """That sequences and footer agree, where it costs nothing: at the ends of what is hopped over."""

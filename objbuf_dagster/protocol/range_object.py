@@ -26,10 +26,12 @@ def range_path(data_prefix: str, start: int) -> str:
     return f"{data_prefix}/{RANGES_FOLDER}/{start:020d}"
 
 
-def range_start(path: str) -> int | None:
-    """The start that a range object's name tells, or None if it is not the name of one."""
+def range_start(data_prefix: str, path: str) -> int | None:
+    """The start that a range object's path tells, or None if it is not the path of one: folders may lie beside them."""
     name = path.rpartition("/")[2]
-    return int(name) if len(name) == 20 and name.isascii() and name.isdigit() else None
+    if len(name) != 20 or not name.isascii() or not name.isdigit():
+        return None
+    return int(name) if path == range_path(data_prefix, int(name)) else None
 
 
 @dataclass(frozen=True, slots=True)

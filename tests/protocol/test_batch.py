@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,3 +161,16 @@ def test_any_many_records_come_back(seed: int, count: int, compression: Compress
 
     assert decode_batch(data) == records
     assert decode_batch_arrow(data).to_pylist() == records
+
+
+def test_blocks_are_compressed_at_level_3() -> None:
+    """The protocol's; on this block every other level up to 9 gives other bytes."""
+    chance = random.Random(3)
+    words = [bytes(chance.choices(b"abcdefgh", k=chance.randint(2, 9))) for _ in range(300)]
+    records = [b" ".join(chance.choices(words, k=12)) for _ in range(2_000)]
+    block, _ = encode_block(records)
+
+    encoded = encode_batch(records, "zstd")[:-7]
+
+    levels = [level for level in range(1, 10) if zstandard.ZstdCompressor(level=level).compress(block) == encoded]
+    assert levels == [3]

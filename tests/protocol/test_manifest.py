@@ -150,6 +150,87 @@ def test_hopping_over_many_entries_arrives_at_the_right_one(skip: int, uniform: 
     assert sequences_of(found) == list(range(first + skip, min(first + skip + 4, first + 2_500)))
 
 
+@pytest.fixture(scope="module")
+def long_one() -> bytes:
+    """Long enough that entries are found by their sequence; two payloads hold the sequences of other entries."""
+    manifest = Manifest.from_bytes(footer(0, 5))
+    for sequence in range(5, 40_005):
+        held = {5_000: 30_005, 35_000: 20_005}.get(sequence)
+        copies = b"" if held is None else b"".join((held - step).to_bytes(8, "little") for step in range(0, 256, 32))
+        manifest.append(location_of(sequence, uniform=False), [Metadata(0, 1_700_000_000_000 + sequence, copies)])
+    return manifest.to_bytes()
+
+
+@pytest.mark.parametrize(
+    "index", [16_383, 16_384, 20_000, 22_222, 30_000, 0x8080 - 5, 0x3030 - 5, 39_000, 39_998, 39_999, 40_000]
+)
+@pytest.mark.parametrize("before", [0, 3])
+def test_an_entry_found_by_its_sequence_is_the_one_that_hopping_finds(long_one: bytes, index: int, before: int) -> None:
+    """Also where a payload has the eight bytes of a sequence: before the entry itself, or behind it."""
+    start = [*entry_starts(long_one, 40_000), len(long_one) - 22][index]
+    manifest = Manifest.from_bytes(long_one)
+    manifest.dequeue(4 + before)
+
+    assert sequences_of(manifest.entries(after=4 + index, limit=2)) == list(range(5 + index, min(7 + index, 40_005)))
+    assert len(manifest.dequeue(4 + index)) == index - before
+    assert manifest.to_bytes() == long_one[start:-22] + footer(40_000 - index, 40_005)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 7, 8, 20])
+def test_all_are_removed_at_once_and_still_decoded(copies: int) -> None:
+    """However often the last one's payload has its sequence, which is looked for from the end."""
+    manifest = Manifest.empty()
+    for sequence in range(20_000):
+        payload = (19_999).to_bytes(8, "little") * copies if sequence == 19_999 else b""
+        manifest.append(location_of(sequence, uniform=False), [Metadata(0, 0, payload)])
+    data = manifest.to_bytes()
+
+    stored = Manifest.from_bytes(data)
+    removed = stored.dequeue(19_999)
+
+    assert stored.to_bytes() == footer(0, 20_000)
+    assert list(removed) == list(Manifest.from_bytes(data).entries())
+
+
+def test_removing_all_does_not_look_at_what_lies_between() -> None:
+    manifest = Manifest.empty()
+    for sequence in range(20_000):
+        manifest.append(location_of(sequence, uniform=False))
+    data = bytearray(manifest.to_bytes())
+    at = entry_starts(data, 10_000)[-1]
+    data[at : at + 4] = b"\xff" * 4
+
+    assert len(Manifest.from_bytes(bytes(data)).dequeue(19_999)) == 20_000
+    with pytest.raises(CorruptData):
+        Manifest.from_bytes(bytes(data)).dequeue(12_000)
+
+
+@pytest.mark.parametrize("counted", [19_000, 19_999])
+def test_entries_that_the_footer_does_not_count_are_not_removed(counted: int) -> None:
+    manifest = Manifest.empty()
+    for sequence in range(20_000):
+        manifest.append(location_of(sequence, uniform=False))
+    data = manifest.to_bytes()[:-22] + footer(counted, counted)
+
+    with pytest.raises(CorruptData, match="left over"):
+        Manifest.from_bytes(data).dequeue(counted - 1)
+
+
+def test_a_sequence_that_stands_only_in_a_payload_is_not_taken_for_an_entry() -> None:
+    """A manifest that lies: its footer counts an entry that is not there, and a payload has its bytes."""
+    manifest = Manifest.empty()
+    for sequence in range(20_000):
+        manifest.append(location_of(sequence, uniform=False), [Metadata(0, 0, b"")])
+    body = bytearray(manifest.to_bytes()[:-22])
+    starts = entry_starts(body, 20_000)
+    for sequence in range(19_000 - 256, 19_001):
+        body[starts[sequence] + 4 : starts[sequence] + 12] = (99).to_bytes(8, "little")
+    body += entry_bytes(20_000, b"x", b"".join(n.to_bytes(8, "little") for n in range(19_000 - 256, 19_001)))
+
+    with pytest.raises(CorruptData, match=r"stands where|does not fit|cut short"):
+        Manifest.from_bytes(bytes(body) + footer(20_001, 20_001)).dequeue(18_999)
+
+
 @pytest.mark.parametrize("odd_one", [0, 1, 500, 1_199, 1_200, 1_201, 1_499])
 def test_one_entry_of_another_length_does_not_lead_the_hop_astray(odd_one: int) -> None:
     manifest = Manifest.empty()

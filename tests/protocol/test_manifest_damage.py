@@ -178,3 +178,25 @@ def test_hostile_manifests_raise_only_objbuf_errors_and_what_is_accepted_is_cano
             raise refused
 
     attack(decode, _hostile_manifest)
+
+
+def test_damage_that_is_passed_over_is_not_believed_and_what_stays_is_whole() -> None:
+    """In a long manifest of mixed entries a far one is found by its sequence: what lies before it is not looked at."""
+    manifest = Manifest.empty()
+    for number in range(20_000):
+        manifest.append(f"ingest/{'x' * (number % 7)}{number}", [Metadata(0, 1_700_000_000_000 + number, b"")])
+    whole = manifest.to_bytes()
+    damaged = bytearray(whole)
+    start = entry_starts(whole, 20_000)[3]
+    damaged[start] += 1
+
+    far = Manifest.from_bytes(damaged)
+    assert list(far.entries(after=18_999)) == list(manifest.entries(after=18_999))
+    removed = far.dequeue(18_999)
+    assert far.frontier == 19_000
+    assert list(far.entries()) == list(manifest.entries(after=18_999))
+    for looked_at in (Manifest.from_bytes(damaged).entries(), iter(removed)):
+        with pytest.raises(CorruptData):
+            list(looked_at)
+    with pytest.raises(CorruptData):
+        Manifest.from_bytes(damaged).dequeue(100)
