@@ -10,8 +10,10 @@ from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.store.aws import SessionCredentials
 from objbuf_dagster.store.base import Blob, Conflict, ObjectInfo, Payload, Store, TransientError, check_path
 from objbuf_dagster.store.cloud import CloudStore, Credentials
+from objbuf_dagster.store.conditions import check_conditions
 from objbuf_dagster.store.local import LocalStore
 from objbuf_dagster.store.memory import MemoryStore
+from objbuf_dagster.store.remembering import RememberingStore
 from objbuf_dagster.store.retry import RetryingStore, RetryPolicy
 
 __all__ = [
@@ -22,11 +24,13 @@ __all__ = [
     "MemoryStore",
     "ObjectInfo",
     "Payload",
+    "RememberingStore",
     "RetryPolicy",
     "RetryingStore",
     "SessionCredentials",
     "Store",
     "TransientError",
+    "check_conditions",
     "check_path",
     "open_store",
 ]
@@ -54,9 +58,7 @@ def open_store(
     if (options or credentials) and urlsplit(text.replace("[", "")).scheme not in _CLOUD:
         raise InvalidInput("only buckets take options and credentials: s3://, gs:// and az:// URLs")
     if "://" not in text:
-        if not text:
-            raise InvalidInput("an empty URL names no store: give file:///dir, s3://bucket/prefix or a directory")
-        return LocalStore(text)
+        return LocalStore(_checked_directory(text))
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -79,3 +81,15 @@ def open_store(
         store = CloudStore(text, options=options, credentials=credentials, timeout_seconds=timeout_seconds)
         return RetryingStore(store, retry)
     raise InvalidInput(f"unknown kind of store {parts.scheme!r}: use file, s3, gs, az or memory")
+
+
+def _checked_directory(text: str) -> str:
+    """Not the URL of a bucket with a slash too few: that would be a directory which nobody meant."""
+    if not text:
+        raise InvalidInput("an empty URL names no store: give file:///dir, s3://bucket/prefix or a directory")
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme.lower() in {*_CLOUD, "file", "memory"}:
+        there = f"{scheme.lower()}://{rest.lstrip('/')}"
+        meant = f"file:///dir or just {rest or 'dir'}" if scheme.lower() == "file" else there
+        raise InvalidInput(f"after {scheme}: come two slashes: give {meant} (a directory of that name is ./{text})")
+    return text

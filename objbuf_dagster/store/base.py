@@ -58,9 +58,23 @@ class TransientError(StorageUnavailable):
 class Store(ABC):
     """See the module's text."""
 
+    @property
+    def has_own_clock(self) -> bool:
+        """Whether its times are told by a clock that none of its users' machines can set."""
+        return True
+
     @abstractmethod
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
         """The whole object. Raises NotFound, and CorruptData before reading one larger than `max_bytes`."""
+
+    def get_if_changed(self, path: str, version: str, *, max_bytes: int | None = None) -> Blob | None:
+        """The whole object, or None if it still has this version: then a bucket does not send its bytes.
+
+        One request. A directory is read all the same: times and inodes of files repeat themselves, and a change that is
+        missed would not land. An empty version, of a store that gives none, is never the same. Raises as `get` does.
+        """
+        blob = self.get(path, max_bytes=max_bytes)
+        return None if version and blob.version == version else blob
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """Its bytes alone, for objects that never change: some stores pay for the version."""
@@ -84,8 +98,8 @@ class Store(ABC):
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
         """All objects below the folder `prefix`, at any depth, by rising path; with `after`, those behind it only."""
 
-    def tidy(self) -> int:
-        """Delete what killed writers left that is no object, and return how many; where nothing is left, nothing."""
+    def tidy(self, prefix: str) -> int:  # noqa: ARG002  for those that have something to tidy
+        """Delete what killed writers left below the folder `prefix` that is no object, and return how many."""
         return 0
 
     @abstractmethod

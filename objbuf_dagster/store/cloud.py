@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -26,6 +27,9 @@ from objbuf_dagster.store.base import (
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _TRANSIENT = {"408", "425", "429"}
+_REQUEST_TIMEOUT = "<Code>RequestTimeout</Code>"
+"""S3's own, of a connection that sent nothing for a while: a 400, which is for good otherwise."""
+
 _DELETE_AT_ONCE = 1000
 _CLIENT_SETTINGS = re.compile(
     r"((aws|google|azure)_)?(allow_|connect_timeout|timeout|proxy|default_content|default_header|http[12]_|pool_|"
@@ -34,6 +38,10 @@ _CLIENT_SETTINGS = re.compile(
 )
 """Settings of obstore's HTTP client. Given among the others they make it panic, so they are refused."""
 
+_PART_BYTES = 32 << 20
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+_TOO_SLOW = "no answer, or not all of it, in time: set timeout_seconds (--timeout) higher if the connection is slow"
+_ENDPOINT = ("endpoint", "endpoint_url")
 _LONGEST_TIMEOUT = 86_400.0
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
 _NO_OBJECT = re.compile(
@@ -67,6 +75,7 @@ _SECRETS = tuple(
 """What goes before a secret, and the secret: an element, a quoted value, and otherwise all that is left of the line,
 since nobody can say where the value of such a header ends."""
 
+_CONDITIONAL_PUT = "conditional_put"
 _NO_CREDENTIALS = "no credentials were found, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or your cloud's own)"
 _BUCKET_IS_MISSING = re.compile("NoSuchBucket|ContainerNotFound")
 _NO_BUCKET = "the bucket does not exist, create it or correct the URL"
@@ -81,8 +90,10 @@ class CloudStore(Store):
     """Objects below `url` (`s3://bucket/prefix`, `gs://...`, `az://...`).
 
     `options` are obstore's settings by name (`region`, `endpoint`, `access_key_id`, ...); what is not given comes from
-    the environment the way each cloud's own tools read it. Requests are not repeated in here, because only the caller
-    knows whether a conditional put may be: `RetryingStore` does.
+    the environment the way each cloud's own tools read it. A request, with all its bytes, may take `timeout_seconds`;
+    objects larger than `part_bytes` are read by one for each such part, and written in parts unless that has a
+    condition; others are one request. Requests are not repeated in here, because only the caller knows whether a
+    conditional put may be: `RetryingStore` does.
     """
 
     def __init__(
@@ -92,25 +103,74 @@ class CloudStore(Store):
         options: Mapping[str, str] | None = None,
         credentials: Credentials | None = None,
         timeout_seconds: float = 60.0,
+        part_bytes: int = _PART_BYTES,
     ) -> None:
         self.url = url
         self._settings = (dict(options or {}), credentials, timeout_seconds)
+        self._part_bytes = part_bytes
         self._store = _connect(url, *self._settings)
         self._version: Literal["e_tag", "version"] = "version" if _is_google(self._store) else "e_tag"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its bucket, and where that is if it was told."""
+        options = self._settings[0]
+        endpoints = [value for name, value in options.items() if name.lower().removeprefix("aws_") in _ENDPOINT]
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}", "".join(endpoints)
 
     def __repr__(self) -> str:
         return f"CloudStore({_safe(self.url)!r})"  # nor the options: they may be secrets
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.url, *self._settings)
+        return _reopen, (self.url, *self._settings, self._part_bytes)
 
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
+        found = self.get_if_changed(path, "", max_bytes=max_bytes)
+        if found is None:
+            raise StorageError(f"storage says that {path!r} has not changed, which nobody asked for")
+        return found
+
+    def get_if_changed(self, path: str, version: str, *, max_bytes: int | None = None) -> Blob | None:
+        """A server that does not know the condition, and Google, whose versions it is not about, send the bytes.
+
+        They come behind the version, and are not waited for if that is the same.
+        """
+        import obstore
+        from obstore.exceptions import NotModifiedError
+
+        options: Any = {"if_none_match": version} if version and self._version == "e_tag" else None
+        with _translated(path):
+            try:
+                found = obstore.get(self._store, check_path(path), options=options)
+            except NotModifiedError:
+                return None
+            meta: Any = found.meta
+            if version and meta[self._version] == version:
+                return None
+            check_size(path, meta["size"], max_bytes)
+            if meta["size"] <= self._part_bytes:
+                data = found.bytes().to_bytes()
+            else:
+                del found  # the last that holds it: its connection is closed, and its bytes are not waited for
+                data = self._in_parts(path, meta["size"], meta["e_tag"])
+            return Blob(data, meta[self._version] or "")
+
+    def _in_parts(self, path: str, size: int, tag: str | None) -> bytes:
+        """One request for a large object would need a fast connection, or a timeout that nobody awaits."""
         import obstore
 
-        with _translated(path):
-            found = obstore.get(self._store, check_path(path))
-            check_size(path, found.meta["size"], max_bytes)
-            return Blob(found.bytes().to_bytes(), found.meta[self._version] or "")
+        # Joined parts would be there twice. This has room for all from the start, and what it gives is no copy.
+        whole = io.BytesIO()
+        whole.seek(size - 1)
+        whole.write(b"\0")
+        whole.seek(0)
+        for start in range(0, size, self._part_bytes):
+            options: Any = {"range": (start, min(start + self._part_bytes, size)), **({"if_match": tag} if tag else {})}
+            whole.write(obstore.get(self._store, path, options=options).bytes())
+        if whole.tell() != size:
+            raise TransientError(f"the parts of {path!r} have {whole.tell()} bytes in all, and not {size}")
+        return whole.getvalue()
 
     def put(
         self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
@@ -121,11 +181,11 @@ class CloudStore(Store):
         mode: Any = "create" if if_absent else "overwrite" if if_version is None else {self._version: if_version}
         conditional = if_absent or if_version is not None
         body: Any = data if isinstance(data, bytes) else list(data)
+        size = len(data) if isinstance(data, bytes) else sum(map(len, body))
+        in_parts = None if not conditional and size > self._part_bytes else False
         try:
             with _translated(path):
-                obstore.put(
-                    self._store, check_path(path), body, mode=mode, use_multipart=False if conditional else None
-                )
+                obstore.put(self._store, check_path(path), body, mode=mode, use_multipart=in_parts)
         except _Lost:
             if not conditional:
                 raise
@@ -198,6 +258,11 @@ def _connect(url: str, options: dict[str, str], credentials: Credentials | None,
             _check_endpoint(name, value)
     if not 0 < timeout_seconds < _LONGEST_TIMEOUT:
         raise InvalidInput(f"timeout_seconds must be above 0 and below {_LONGEST_TIMEOUT:g}: {timeout_seconds}")
+    if url.startswith(("s3://", "s3a://")):  # whatever the environment says: everything here rests on it
+        given = {
+            name: value for name, value in options.items() if name.lower().removeprefix("aws_") != _CONDITIONAL_PUT
+        }
+        options = {**given, _CONDITIONAL_PUT: "etag"}
     settings: dict[str, Any] = {
         "config": options or None,
         "client_options": {"allow_http": True, "timeout": timedelta(seconds=timeout_seconds)},
@@ -229,8 +294,12 @@ def _is_google(store: Any) -> bool:
     return isinstance(store, obstore.store.GCSStore)
 
 
-def _reopen(url: str, options: dict[str, str], credentials: Credentials | None, timeout_seconds: float) -> CloudStore:
-    return CloudStore(url, options=options, credentials=credentials, timeout_seconds=timeout_seconds)
+def _reopen(
+    url: str, options: dict[str, str], credentials: Credentials | None, timeout_seconds: float, part_bytes: int
+) -> CloudStore:
+    return CloudStore(
+        url, options=options, credentials=credentials, timeout_seconds=timeout_seconds, part_bytes=part_bytes
+    )
 
 
 @contextlib.contextmanager
@@ -255,9 +324,10 @@ def _translated(path: str) -> Iterator[None]:
             raise StorageError(f"{_NO_CREDENTIALS}: {line}") from None
         status = _STATUS.search(str(error))  # a long path may have pushed it out of the line
         if (status is None and "HTTP error" in str(error)) or (
-            status and (status[1] in _TRANSIENT or status[1].startswith("5"))
+            status and (status[1] in _TRANSIENT or status[1].startswith("5") or _REQUEST_TIMEOUT in str(error))
         ):
-            raise TransientError(line) from None
+            slow = status is None and _TIMED_OUT.search(str(error))
+            raise TransientError(f"{_TOO_SLOW}: {line}" if slow else line) from None
         denied = status is not None and status[1] in ("401", "403")
         missing = _BUCKET_IS_MISSING.search(str(error))
         reason = _NO_BUCKET if missing else _DENIED if denied else "storage refused"

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import itertools
 import os
+import re
 import time
 import uuid
 from collections import deque
@@ -36,6 +37,7 @@ from objbuf_dagster.store.base import (
 
 _LOCK_SUFFIX = ".lock"
 _TEMPORARY = ".tmp-"
+_LEFT_BEHIND = re.compile(re.escape(_TEMPORARY) + "[0-9a-f]{32}")
 _HINTS = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -65,6 +67,10 @@ class LocalStore(Store):
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"
+
+    @property
+    def has_own_clock(self) -> bool:
+        return False
 
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
         data = self.read(path, max_bytes=max_bytes)
@@ -115,8 +121,8 @@ class LocalStore(Store):
         found: list[ObjectInfo] = []
         with _translated(prefix):
             for directory, _, names in os.walk(top, onerror=_raise_unless_gone):
-                relative = below + os.path.relpath(directory, top).replace(os.sep, "/") + "/"
-                relative = relative.removesuffix("./")
+                inner = os.path.relpath(directory, top).replace(os.sep, "/")
+                relative = below if inner == "." else f"{below}{inner}/"
                 if after is not None and after.startswith(relative):
                     behind = after[len(relative) :]
                     names = [name for name in names if name > behind]  # noqa: PLW2901  first: it leaves few of many
@@ -144,14 +150,17 @@ class LocalStore(Store):
                 failed[path] = error
         return failed
 
-    def tidy(self, *, older_than: float = _ABANDONED_AFTER) -> int:
-        """Delete the temporary files that writers left when they were killed, and return how many."""
+    def tidy(self, prefix: str, *, older_than: float = _ABANDONED_AFTER) -> int:
+        """Delete the temporary files that writers left when they were killed, and return how many.
+
+        Only those below the folder `prefix` that have such a name as a put gives them: others may be anybody's.
+        """
         gone = 0
-        for directory, _, names in os.walk(self.root):
+        for directory, _, names in os.walk(self.root / folder(prefix)):
             for name in names:
                 with contextlib.suppress(OSError):
                     file = os.path.join(directory, name)
-                    if name.startswith(_TEMPORARY) and time.time() - os.stat(file).st_mtime > older_than:
+                    if _LEFT_BEHIND.fullmatch(name) and time.time() - os.stat(file).st_mtime > older_than:
                         os.unlink(file)
                         gone += 1
         return gone
@@ -251,7 +260,7 @@ def _translated(path: str, *, reading: bool = True) -> Iterator[None]:
 
 
 def _refused(error: OSError, path: str, *, in_doubt: bool = False) -> ObjbufError:
-    if error.errno in (errno.ENAMETOOLONG, errno.EINVAL):
+    if error.errno in (errno.ENAMETOOLONG, errno.EINVAL) and not in_doubt:
         return InvalidInput(f"the file system cannot hold the name {path[:80]!r}...: {error.strerror}")
     hint = _HINTS.get(error.errno or 0)
     reason = f"{error.strerror}: {error.filename}" if error.filename else str(error)

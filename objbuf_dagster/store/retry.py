@@ -48,8 +48,15 @@ class RetryingStore(Store):
     def __repr__(self) -> str:
         return f"RetryingStore({self.inner!r})"
 
+    @property
+    def has_own_clock(self) -> bool:
+        return self.inner.has_own_clock
+
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
         return self._retry(lambda: self.inner.get(path, max_bytes=max_bytes))
+
+    def get_if_changed(self, path: str, version: str, *, max_bytes: int | None = None) -> Blob | None:
+        return self._retry(lambda: self.inner.get_if_changed(path, version, max_bytes=max_bytes))
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         return self._retry(lambda: self.inner.read(path, max_bytes=max_bytes))
@@ -89,8 +96,8 @@ class RetryingStore(Store):
                 failures += 1
                 self._pause_or_raise(failures, error, in_doubt=False)
 
-    def tidy(self) -> int:
-        return self._retry(self.inner.tidy)
+    def tidy(self, prefix: str) -> int:
+        return self._retry(lambda: self.inner.tidy(prefix))
 
     def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
         left = list(paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -243,20 +245,24 @@ def test_a_delete_waits_for_the_writer_that_holds_the_lock(store: LocalStore, mo
 def test_tidy_removes_old_temporary_files_only(store: LocalStore) -> None:
     store.put("folder/object", b"bytes", if_absent=True)
     yesterday = time.time() - 25 * 3600
-    for name in ("folder/.tmp-old", ".tmp-old", "folder/.tmp-fresh"):
+    left, fresh = f".tmp-{uuid.uuid4().hex}", f".tmp-{uuid.uuid4().hex}"
+    (store.root / "folder/sub").mkdir()
+    old = {f"folder/{left}", f"folder/sub/{left}", left, "folder/.tmp-mine", f"folder/{left}.txt"}
+    for name in (*old, f"folder/{fresh}"):
         (store.root / name).write_bytes(b"half")
-    for name in ("folder/.tmp-old", ".tmp-old", "folder/object", "folder/object.lock"):
+    for name in (*old, "folder/object", "folder/object.lock"):
         os.utime(store.root / name, (yesterday, yesterday))
 
-    assert store.tidy() == 2
+    assert store.tidy("folder") == 2
 
-    assert _files(store) == {"folder/object", "folder/object.lock", "folder/.tmp-fresh"}
-    assert store.tidy(older_than=-1) == 1
-    assert store.tidy() == 0
+    others = {left, "folder/.tmp-mine", f"folder/{left}.txt"}
+    assert _files(store) == {"folder/object", "folder/object.lock", f"folder/{fresh}", *others}
+    assert store.tidy("folder", older_than=-1) == 1
+    assert store.tidy("folder") == 0
 
 
 def test_tidying_what_is_not_there_is_no_error(store: LocalStore) -> None:
-    assert store.tidy() == 0
+    assert store.tidy("folder") == 0
 
 
 @pytest.mark.parametrize(
@@ -384,14 +390,15 @@ def test_a_disk_that_fills_up_halfway_leaves_the_old_object(store: LocalStore, m
 
 
 @pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
 def test_a_failure_after_the_rename_is_in_doubt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditional: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conditional: bool, number: int
 ) -> None:
     """The new bytes are there already; who is told a plain failure would write them again."""
     store = LocalStore(tmp_path)
 
     def broken(directory: Path) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        raise OSError(number, "the disk says no")
 
     monkeypatch.setattr("objbuf_dagster.store.local._sync_folder", broken)
     with pytest.raises(StorageError) as caught:
@@ -399,3 +406,44 @@ def test_a_failure_after_the_rename_is_in_doubt(
 
     assert caught.value.in_doubt
     assert store.read("object") == b"new"
+
+
+def test_a_writer_that_waited_for_a_lock_file_which_is_gone_does_not_win_beside_another(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It got the lock on a file that nobody sees any more; who comes next locks the new one."""
+    store.put("object", b"0", if_absent=True)
+    version = store.get("object").version
+    lock = store.root / "object.lock"
+    held = os.open(lock, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    waits, inside, go_on = threading.Event(), threading.Event(), threading.Event()
+    flock, replace = fcntl.flock, os.replace
+
+    def slow_replace(source: Path, target: Path) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            go_on.wait(10)
+        replace(source, target)
+
+    def told_flock(descriptor: int, operation: int) -> None:
+        waits.set()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("objbuf_dagster.store.local.os.replace", slow_replace)
+    monkeypatch.setattr("objbuf_dagster.store.local.fcntl.flock", told_flock)
+    with ThreadPoolExecutor(2) as pool:
+        # Given a writer that waits for the lock, whose file is deleted
+        first = pool.submit(store.put, "object", b"1", if_version=version)
+        assert waits.wait(10)
+        time.sleep(0.05)
+        lock.unlink()
+        os.close(held)
+        assert inside.wait(10)
+        # When another one comes while the first is at work
+        second = pool.submit(store.put, "object", b"2", if_version=version)
+        time.sleep(0.05)
+        go_on.set()
+
+    # Then one of the two wins
+    assert [first.result(), second.result()].count(None) == 1

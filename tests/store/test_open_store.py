@@ -196,3 +196,21 @@ def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
 def test_a_directory_that_no_file_system_has_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("s3:/bucket/x", "s3://bucket/x"),
+        ("s3:bucket", "s3://bucket"),
+        ("GS:bucket", "gs://bucket"),
+        ("file:./x", "file:///dir or just ./x"),
+        ("file:/tmp/x", "file:///dir or just /tmp/x"),
+        ("memory:", "memory://"),
+    ],
+)
+def test_a_url_without_its_slashes_is_no_directory(url: str, meant: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        open_store(url)
+    assert f"give {meant} (a directory of that name is ./{url})" in str(caught.value)
+    assert isinstance(open_store(f"./{url}"), LocalStore)

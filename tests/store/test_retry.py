@@ -17,6 +17,7 @@ _OPERATIONS: dict[str, tuple[str, Callable[[Store], object]]] = {
     "read": ("read", lambda store: store.read("object")),
     "head": ("head", lambda store: store.head("object")),
     "list": ("list", lambda store: list(store.list())),
+    "get if changed": ("get", lambda store: store.get_if_changed("object", "another")),
     "delete": ("delete", lambda store: store.delete(["object"])),
     "put": ("put", lambda store: store.put("object", b"new")),
     "put if absent": ("put", lambda store: store.put("absent", b"new", if_absent=True)),

@@ -31,6 +31,19 @@ def test_calls_are_counted_by_method_and_path_from_many_threads() -> None:
     assert store.count() == 0
 
 
+def test_what_did_not_change_is_counted_apart() -> None:
+    store = CountingStore(MemoryStore())
+    store.put("a", b"1")
+    version = store.get("a").version
+    store.reset()
+
+    assert store.get_if_changed("a", version) is None
+    store.put("a", b"2")
+    assert store.get_if_changed("a", version) is not None
+
+    assert store.calls == {("unchanged", "a"): 1, ("put", "a"): 1, ("get", "a"): 1}
+
+
 def test_faults_come_where_the_script_says() -> None:
     memory = MemoryStore()
     store = FaultStore(memory, {("put", 1): "fail", ("put", 2): "lost", ("put", 3): "unavailable"})

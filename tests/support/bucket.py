@@ -35,12 +35,18 @@ TiB, then hangs. `lost`: does it, then drops the connection."""
 
 
 class FakeBucket:
-    """`fail` says what the next requests meet; `requests` has the method of every one so far."""
+    """`fail` says what the next requests meet; `requests` has the method of every one so far, `sent` the bytes of all
+    bodies. One that is not `is_modern` does not know conditions of a GET; one that `ignores` headers does not know
+    these conditions of a PUT. It sends `bytes_per_second`, if that is set."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self.endpoint = f"http://127.0.0.1:{server.server_port}"
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.requests: list[str] = []
+        self.sent = 0
+        self.is_modern = True
+        self.ignores: frozenset[str] = frozenset()
+        self.bytes_per_second: int | None = None
         self.closing = threading.Event()
         self.mutex = threading.Lock()
         self._trouble: Trouble | None = None
@@ -144,7 +150,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "DELETE":
             del objects[key]
             return 204, b""
-        return 200, objects[key][0]
+        if self.bucket.is_modern and self.headers.get("If-None-Match") == _e_tag(objects[key][0]):
+            return 304, b""
+        data = objects[key][0]
+        if self.headers.get("If-Match") not in (None, _e_tag(data)):
+            return 412, b"<Error><Code>PreconditionFailed</Code></Error>"
+        if found := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            return 206, data[int(found[1]) : int(found[2]) + 1]
+        return 200, data
 
     def _delete_all(self, keys: list[str]) -> bytes:
         for key in keys:
@@ -157,10 +170,13 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("x-goog-if-generation-match")
         if wanted is not None and int(wanted) != generation:
             return False
-        if self.headers.get("If-None-Match") == "*" and data is not None:
+        if self._asked("If-None-Match") == "*" and data is not None:
             return False
-        tag = self.headers.get("If-Match")
+        tag = self._asked("If-Match")
         return tag is None or (data is not None and tag == _e_tag(data))
+
+    def _asked(self, condition: str) -> str | None:
+        return None if condition in self.bucket.ignores else self.headers.get(condition)
 
     def _listing(self) -> bytes:
         when = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
@@ -178,9 +194,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.send_header("ETag", _e_tag(data))
         self.send_header("x-goog-generation", str(generation))
+        if status == 206:
+            start = int(re.findall(r"\d+", self.headers["Range"])[0])
+            self.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{len(data)}")
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self._send(body)
+
+    def _send(self, body: bytes) -> None:
+        rate = self.bucket.bytes_per_second
+        step = max(1, rate // 10) if rate else max(1, len(body))
+        for at in range(0, len(body), step):
+            if rate and self.bucket.closing.wait(step / rate):
+                return
+            self.bucket.sent += len(body[at : at + step])
+            try:
+                self.wfile.write(body[at : at + step])
+            except ConnectionError:  # who has seen enough goes away
+                return
 
 
 def _e_tag(data: bytes) -> str:

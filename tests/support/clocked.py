@@ -1,4 +1,4 @@
-"""A store in memory with a clock of its own, as a bucket has: it says when an object was written."""
+"""A store in memory that says when an object was written: by a clock of its own, as a bucket has, or by its users'."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from objbuf_dagster.store import Conflict, MemoryStore, ObjectInfo, Payload
 
 
 class ClockedStore(MemoryStore):
-    """`clock` gives seconds; it is the store's, and nobody else's."""
+    """`clock` gives seconds; it is the store's, and nobody else's, unless `own` is false: a directory."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, own: bool = True) -> None:
         super().__init__()
+        self._own = own
         self._clock = clock
         self._written: dict[str, int] = {}
+
+    @property
+    def has_own_clock(self) -> bool:
+        return self._own
 
     def put(
         self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False

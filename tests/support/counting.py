@@ -14,7 +14,8 @@ class CountingStore(Store):
     """Passes every call on to `inner` and counts it by (method, path), from any number of threads.
 
     A listing counts under its prefix, once, when asked for. A delete counts once for each path. `get` and `read` are
-    both a GET on the wire, and are counted apart.
+    both a GET on the wire, and are counted apart. So is `get_if_changed`: it counts as `get` if it gave bytes, as
+    `unchanged` if not.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -41,9 +42,18 @@ class CountingStore(Store):
         with self._mutex:
             self._calls.clear()
 
+    @property
+    def has_own_clock(self) -> bool:
+        return self.inner.has_own_clock
+
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
         self._count("get", path)
         return self.inner.get(path, max_bytes=max_bytes)
+
+    def get_if_changed(self, path: str, version: str, *, max_bytes: int | None = None) -> Blob | None:
+        found = self.inner.get_if_changed(path, version, max_bytes=max_bytes)
+        self._count("get" if found else "unchanged", path)
+        return found
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         self._count("read", path)

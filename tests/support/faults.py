@@ -66,8 +66,15 @@ class FaultStore(Store):
         self._mutex = threading.Lock()
         self._by_method: Counter[str] = Counter()
 
+    @property
+    def has_own_clock(self) -> bool:
+        return self.inner.has_own_clock
+
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
         return self._do("get", path, lambda: self.inner.get(path, max_bytes=max_bytes))
+
+    def get_if_changed(self, path: str, version: str, *, max_bytes: int | None = None) -> Blob | None:
+        return self._do("get", path, lambda: self.inner.get_if_changed(path, version, max_bytes=max_bytes))
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         return self._do("read", path, lambda: self.inner.read(path, max_bytes=max_bytes))
