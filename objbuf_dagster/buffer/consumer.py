@@ -26,7 +26,7 @@ from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.buffer.retention import DEFAULT_RETENTION_SECONDS
 from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, OutOfOrderAck, shown
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES, BatchDescriptor, ConsumedBatch, Manifest
-from objbuf_dagster.store import Store, check_path
+from objbuf_dagster.store import Store, check_conditions, check_path
 
 DEQUEUE_EVERY = 100
 """Acks between two dequeues."""
@@ -100,7 +100,8 @@ class Consumer:
         Settings: seconds between garbage collections (None: none here), the age that keeps a batch from it, how long
         acked ranges stay, the most bytes a decompressed batch may have.
 
-        Raises InvalidInput, with nothing changed, if `last_acked` was never produced: then it is another buffer's.
+        Raises InvalidInput, with nothing changed, if `last_acked` was never produced: then it is another buffer's; and
+        StorageError for a bucket that ignores conditional puts.
         """
         if gc_interval is not None and gc_interval <= 0:
             raise InvalidInput(f"gc_interval must be above 0 seconds, or None: {gc_interval}")
@@ -133,6 +134,7 @@ class Consumer:
             manifest.take_epoch()  # in doubt too: somebody else may have taken the one we tried
             return True
 
+        check_conditions(store, data_prefix, versions=True)
         manifest = consumer._manifest.update(take)
         consumer.epoch = manifest.epoch
         consumer._saw(manifest)

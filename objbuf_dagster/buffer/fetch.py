@@ -25,15 +25,15 @@ from objbuf_dagster.protocol import (
     decode_batch,
     iter_batch_arrow,
 )
-from objbuf_dagster.store import Store, check_path
+from objbuf_dagster.store import LocalStore, Store, check_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 _FETCHERS = 8
-_AHEAD_BYTES = 16 << 20
 _LEAST_WEIGHT = 64 << 10
+_AHEAD_BYTES = 16 << 20
 """Stored bytes fetched ahead of the batch that is being read, so that small ones are not waited for one by one."""
 
 
@@ -65,8 +65,27 @@ class FetchHandle:
 
     def fetch_bytes(self, descriptor: BatchDescriptor) -> bytes:
         """The batch object as it is stored. Raises NotFound, or CorruptData for one outside the buffer or too large."""
-        with _named(descriptor):
+        with _named(descriptor, self.store):
             return self.store.read(check_location(descriptor.location, self.data_prefix), max_bytes=self.max_bytes)
+
+    def fetch_planned(self, batch: PlannedBatch) -> bytes:
+        """The same of a batch whose range says how large it is: one of any other size is refused.
+
+        What is fetched at a time is measured by these sizes, and a range object is bytes from outside as well.
+        """
+        if batch.size is None:
+            return self.fetch_bytes(batch.descriptor)
+        with _named(batch.descriptor, self.store):
+            path = check_location(batch.descriptor.location, self.data_prefix)
+            try:
+                data = self.store.read(path, max_bytes=min(batch.size, self.max_bytes))
+            except CorruptData:
+                if batch.size > self.max_bytes:
+                    raise
+                raise _other_size("more", batch.size) from None
+            if len(data) != batch.size:
+                raise _other_size(str(len(data)), batch.size)
+            return data
 
     def check(self, descriptor: BatchDescriptor, data: bytes) -> Block:
         """The record block of a fetched batch, checked to the last byte. Raises like `fetch`."""
@@ -84,7 +103,7 @@ class FetchHandle:
                 while left and (not waiting or ahead + _weight(left[0]) <= _AHEAD_BYTES):
                     batch = left.popleft()
                     ahead += _weight(batch)
-                    waiting.append((batch, pool.submit(self.fetch_bytes, batch.descriptor)))
+                    waiting.append((batch, pool.submit(self.fetch_planned, batch)))
                 batch, data = waiting.popleft()
                 ahead -= _weight(batch)
                 yield batch, data.result()
@@ -119,13 +138,22 @@ def _weight(batch: PlannedBatch) -> int:
     return _AHEAD_BYTES if batch.size is None else max(batch.size, _LEAST_WEIGHT)
 
 
+def _other_size(found: str, planned: int) -> CorruptData:
+    return CorruptData(
+        "batch",
+        f"its object has {found} bytes where its range object says {planned}: one of the two was changed or damaged",
+    )
+
+
 @contextlib.contextmanager
-def _named(descriptor: BatchDescriptor) -> Iterator[None]:
+def _named(descriptor: BatchDescriptor, store: Store | None = None) -> Iterator[None]:
     """Errors that say which batch they are about."""
     try:
         yield
     except NotFound:
         hint = f"sequence {descriptor.sequence} names it, so its data is lost or expired"
+        if isinstance(store, LocalStore):
+            hint += ", or its directory is not shared with the machine that looked"
         raise NotFound(descriptor.location, hint) from None
     except ObjbufError as error:
         error.args = (f"sequence {descriptor.sequence}, {shown(descriptor.location)}: {error}",)

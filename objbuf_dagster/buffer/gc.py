@@ -7,8 +7,14 @@ manifest only once its range is there, so whatever is not in the one is in the o
 
 A name tells its producer's clock, and both that and ours may be wrong: then a batch that is just on its way into the
 manifest looks old. So what looks like garbage must also be older than the grace period by the store's own clock, and is
-looked for in the manifest once more right before it goes. A producer of ours that took longer than a few seconds looks
-whether its batch is still there before it says that it is durable; the default grace is for those that do not.
+looked for in the manifest once more right before it goes. A store without a clock of its own, a directory, cannot say
+that: there an earlier pass must have seen it, a grace period before (sightings.py). A producer of ours that took longer
+than a few seconds looks whether its batch is still there before it says that it is durable; the default grace is for
+those that do not. A range, too, expires only once both clocks, ours and the store's, say that its time is over; of a
+directory they are one.
+
+Beside a manifest that never had an entry, every batch looks like garbage: most likely its path is wrong, so nothing is.
+What dead producers left before the first append goes after it.
 """
 
 from __future__ import annotations
@@ -18,13 +24,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH, ManifestStore
 from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.buffer.retention import Retention, read_retention, retention_path
-from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput, NotFound, ObjbufError, StorageUnavailable
+from objbuf_dagster.buffer.sightings import Sightings, read_sightings, uptime
+from objbuf_dagster.errors import (
+    BufferReplaced,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    ObjbufError,
+    StorageUnavailable,
+    naming,
+)
 from objbuf_dagster.protocol import Manifest, RangeObject
 from objbuf_dagster.protocol.range_object import MAX_RANGE_OBJECT_BYTES, RANGES_FOLDER, range_path, range_start
 from objbuf_dagster.protocol.ulid import batch_time_ms
@@ -41,19 +56,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What a pass deleted and let expire, or (dry run) would have."""
+    """What a pass deleted and let expire, or (dry run) would have, and the retention that it kept to."""
 
     deleted: tuple[str, ...]
     bytes: int
     failed: dict[str, ObjbufError]
     expired_ranges: int
+    retention_seconds: float
 
 
 class GarbageCollector:
     """Collects one buffer, for the consumer that holds `epoch`; with `epoch=None`, for whoever asks (a person).
 
     grace_seconds: the age below which a batch is never garbage.
-    retention_seconds: how long acked ranges stay; None: what the last collector used, 7 days if there was none.
+    retention_seconds: how long acked ranges stay; None: what the last owner used, 7 days if there was none. What a
+        person gives is for this collector alone.
     """
 
     def __init__(
@@ -67,6 +84,7 @@ class GarbageCollector:
         retention_seconds: float | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = uptime,
     ) -> None:
         if grace_seconds < 0 or (retention_seconds or 0) < 0:
             raise InvalidInput("gc_grace_period and replay_retention must not be negative")
@@ -74,40 +92,59 @@ class GarbageCollector:
         self._store = store
         self._manifest = ManifestStore(store, manifest_path, "consumer", self.metrics)
         self._prefix = data_prefix
+        self._clock_path = f"{data_prefix}/{_CLOCK}"
         self.epoch = epoch
         self._grace_ms = grace_seconds * 1000
         self._retention_seconds = retention_seconds
         self._clock = clock
+        self._uptime = uptime
         self._named: dict[int, tuple[int, frozenset[str]]] = {}  # what was read: range objects never change
+        self._is_dated = False  # whether the store says when the ranges were written
 
     def collect_once(self, *, dry_run: bool = False, stop: threading.Event | None = None) -> GcReport:
         """One pass; `stop` ends it early. A dry run changes nothing, not even what is recorded of retention.
 
-        Raises Fenced, with nothing (more) deleted, if another consumer took the buffer over, and BufferReplaced if what
-        is recorded of retention is not of this buffer.
+        Raises Fenced, with nothing (more) deleted, if another consumer took the buffer over, BufferReplaced if what is
+        recorded of retention is not of this buffer, and InvalidInput for batches beside a manifest that never had any.
         """
         started = time.perf_counter()
         now_ms = int(self._clock() * 1000)
         manifest = self._read_manifest()
         ranges = self._read_ranges(stop)
-        before, retention = self._expire(manifest, now_ms, dry_run) if ranges else (0, Retention())
+        noted = None if self._store.has_own_clock else read_sightings(self._store, self._clock_path)
+        store_ms = self._store_clock_ms(noted, stop) if self._is_dated and not dry_run else None
+        clocks_ms = (now_ms, now_ms if store_ms is None else store_ms)
+        before, retention = self._expire(manifest, clocks_ms, dry_run) if ranges else (0, Retention())
         garbage = self._garbage(self._store.list(self._prefix), manifest, ranges, retention, now_ms)
-        if garbage:
-            store_ms = now_ms if dry_run else self._store_clock_ms(garbage, stop)
+        if garbage and not manifest.next_sequence:
+            raise InvalidInput(
+                f"there are old batches below {self._prefix}/, but {self._manifest.path} never had an entry: is the "
+                "manifest's path right? Nothing was deleted"
+            )
+        if dry_run:
+            garbage = [info for info in garbage if self._is_old(info, now_ms)]
+        elif garbage:
+            up = self._uptime()
+            seen = None if noted is None else noted.with_these((info.path for info in garbage), up)
+            if seen is not None or (store_ms is None and any(info.modified_ms is not None for info in garbage)):
+                store_ms = self._store_clock_ms(seen, stop)
             garbage = [info for info in garbage if self._is_old(info, store_ms)]
+            if seen is not None:
+                garbage = [info for info in garbage if (up - seen.first[info.path]) * 1000 >= self._grace_ms]
         if garbage and not dry_run:
             manifest, ranges = self._read_manifest(), self._read_ranges(stop)
             garbage = self._garbage(garbage, manifest, ranges, retention, now_ms)
         # The newest range stays for good: planners find the end of the chain by it. The others stay for some time after
         # their batches went, so that a planner who slept that long cannot take their names.
-        gone_before = retention.gone_before(now_ms, _RANGE_OBJECTS_STAY_SECONDS)
+        gone_before = retention.gone_before(min(clocks_ms), _RANGE_OBJECTS_STAY_SECONDS)
         expired = [
             range_path(self._prefix, start) for start, (end, _) in sorted(ranges.items())[:-1] if end < gone_before
         ]
         gone, failed = (garbage, {}) if dry_run else self._delete(garbage, expired, stop)
         self.metrics.observe(m.GC_DURATION_SECONDS, time.perf_counter() - started)
         newly = sum(1 for end, _ in ranges.values() if before <= end < retention.expired_before)
-        return GcReport(tuple(info.path for info in gone), sum(info.size for info in gone), failed, newly)
+        kept = self._retention_to_keep(retention)
+        return GcReport(tuple(info.path for info in gone), sum(info.size for info in gone), failed, newly, kept)
 
     def run(self, stop: threading.Event, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -> None:
         """A pass per interval until `stop`, or until fenced. One that fails is logged, and the next one tries again."""
@@ -152,14 +189,11 @@ class GarbageCollector:
             info for info in candidates if self._is_garbage(info.path, oldest_ms, now_ms) and info.path not in spared
         ]
 
-    def _store_clock_ms(self, garbage: list[ObjectInfo], stop: threading.Event | None) -> int | None:
-        """What time it is for the store: that of an object which it has just written. None if it tells no times."""
-        if all(info.modified_ms is None for info in garbage):
-            return None
-        path = f"{self._prefix}/{_CLOCK}"
+    def _store_clock_ms(self, seen: Sightings | None, stop: threading.Event | None) -> int | None:
+        """What time it is for the store: that of a note which it has just written. None if it does not say."""
         self._still_owned(stop)
-        self._store.put(path, b"")
-        return self._store.head(path).modified_ms
+        self._store.put(self._clock_path, b"" if seen is None else seen.to_bytes())
+        return self._store.head(self._clock_path).modified_ms
 
     def _is_old(self, info: ObjectInfo, store_ms: int | None) -> bool:
         """By the store's clock; what it tells no time of is as old as its name says."""
@@ -184,7 +218,8 @@ class GarbageCollector:
                 data = self._store.read(range_path(self._prefix, start), max_bytes=MAX_RANGE_OBJECT_BYTES)
             except NotFound:
                 return None  # deleted by another collector since we listed it
-            found = RangeObject.from_bytes(data)
+            with naming(range_path(self._prefix, start)):
+                found = RangeObject.from_bytes(data)
             return found.end, frozenset(batch.descriptor.location for batch in found.batches)
 
         new = [start for start in starts if start not in self._named]
@@ -203,10 +238,15 @@ class GarbageCollector:
         return self._named
 
     def _starts(self) -> list[int]:
-        listed = (range_start(info.path) for info in self._store.list(f"{self._prefix}/{RANGES_FOLDER}"))
-        return [start for start in listed if start is not None]
+        listed = [
+            (start, info)
+            for info in self._store.list(f"{self._prefix}/{RANGES_FOLDER}")
+            if (start := range_start(self._prefix, info.path)) is not None
+        ]
+        self._is_dated = any(info.modified_ms is not None for _, info in listed)
+        return [start for start, _ in listed]
 
-    def _expire(self, manifest: Manifest, now_ms: int, dry_run: bool) -> tuple[int, Retention]:
+    def _expire(self, manifest: Manifest, clocks_ms: tuple[int, int], dry_run: bool) -> tuple[int, Retention]:
         """Record what this pass saw; return before which sequence ranges had expired until now, and what holds now."""
         recorded, version = read_retention(self._store, self._prefix)
         if recorded.furthest > manifest.frontier:
@@ -215,8 +255,10 @@ class GarbageCollector:
                 raise BufferReplaced(
                     f"its ranges were acked up to {recorded.furthest}, but {manifest.frontier} is its frontier"
                 )
-        kept = recorded.retention_seconds if self._retention_seconds is None else self._retention_seconds
-        seen = recorded.observe(manifest.frontier, now_ms, kept)
+        kept = self._retention_to_keep(recorded)
+        seen = recorded.observe(manifest.frontier, min(clocks_ms), kept, latest_ms=max(clocks_ms))
+        if self.epoch is None:  # a person, whose wish is not the owner's setting
+            seen = replace(seen, retention_seconds=recorded.retention_seconds)
         if seen == recorded or dry_run:
             return recorded.expired_before, seen
         self._still_owned(None)
@@ -225,6 +267,9 @@ class GarbageCollector:
         )
         # Somebody else recorded at the same time: only what is in the object counts.
         return recorded.expired_before, read_retention(self._store, self._prefix)[0] if conflict else seen
+
+    def _retention_to_keep(self, recorded: Retention) -> float:
+        return recorded.retention_seconds if self._retention_seconds is None else self._retention_seconds
 
     def _delete(
         self, garbage: list[ObjectInfo], expired: list[str], stop: threading.Event | None
@@ -241,7 +286,7 @@ class GarbageCollector:
                 failed |= self._store.delete(chosen)
             except ObjbufError as refused:
                 failed |= dict.fromkeys(chosen, refused)
-        self._store.tidy()
+        self._store.tidy(self._prefix)
         gone = [sizes[path] for path in asked if path in sizes and path not in failed]
         self.metrics.count(m.GC_FILES_DELETED, len(gone))
         self.metrics.count(m.GC_FILES_FAILED, sum(path in sizes for path in failed))

@@ -46,8 +46,12 @@ class _Doubt:
         except StorageError as error:
             error.in_doubt = error.in_doubt or self.is_there
             raise
+        except Fenced as error:
+            if not self.is_there:
+                raise
+            raise Fenced(error.held, error.current, in_doubt=True) from error
         except ObjbufError as error:
-            if not self.is_there or isinstance(error, Fenced):
+            if not self.is_there:
                 raise
             raise StorageError(f"a write may have happened unseen before this: {error}", in_doubt=True) from error
 
@@ -65,6 +69,7 @@ class ManifestStore:
         self.store = store
         self.path = path
         self._metrics = metrics or Metrics()
+        self._role = role
         self._writes = f"{m.MANIFEST_WRITES}{{role={role}}}"
         self._conflicts = f"{m.MANIFEST_CONFLICTS}{{role={role}}}"
 
@@ -109,15 +114,14 @@ class ManifestStore:
     @property
     def conflict_rate(self) -> float:
         """Percent of this role's manifest writes that met a conflict."""
-        writes = self._metrics.counter(self._writes)
-        return min(100.0, 100.0 * self._metrics.counter(self._conflicts) / writes) if writes else 0.0
+        return self._metrics.conflict_rate(self._role) or 0.0
 
     def _read(self) -> tuple[Manifest, str | None]:
         try:
             blob = self.store.get(self.path, max_bytes=_MAX_MANIFEST_BYTES)
         except NotFound:
             return Manifest.empty(), None
-        return Manifest.from_bytes(blob.data), blob.version
+        return Manifest.from_bytes(blob.data, path=self.path), blob.version
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of one producer, consumer or decoding, by the names of PROTOCOL.md.
+"""Counters, gauges and histograms of one producer, consumer, decoding or sensor, by the names of PROTOCOL.md.
 
 Held in memory and read as a snapshot; whoever exports them (an observation in Dagster, a log line, Prometheus) decides
 when. A histogram keeps count, sum and largest value.
@@ -31,6 +31,24 @@ GC_DURATION_SECONDS = "buffer.gc_duration_seconds"
 DECODED_ROWS = "decode.rows"
 DECODED_DEAD_LETTERS = "decode.dead_letters"
 DECODED_SKIPPED = "decode.skipped"
+REGULATOR_BUDGET_BYTES = "regulator.budget_bytes"
+REGULATOR_RHO = "regulator.rho"
+REGULATOR_PRESSURE = "regulator.pressure"
+REGULATOR_HELD = "regulator.held"
+REGULATOR_IN_FLIGHT = "regulator.in_flight"
+REGULATOR_IN_FLIGHT_BYTES = "regulator.in_flight_bytes"
+REGULATOR_CATCH_UP_SECONDS = "regulator.catch_up_seconds"
+
+REGULATOR = (
+    REGULATOR_BUDGET_BYTES,
+    REGULATOR_RHO,
+    REGULATOR_PRESSURE,
+    REGULATOR_HELD,
+    REGULATOR_IN_FLIGHT,
+    REGULATOR_IN_FLIGHT_BYTES,
+    REGULATOR_CATCH_UP_SECONDS,
+)
+"""The sensor's gauges; its observations have the same names without what is before the dot. Not a number: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +94,11 @@ class Metrics:
     def counter(self, name: str) -> int:
         with self._lock:
             return self._counters.get(name, 0)
+
+    def conflict_rate(self, role: str) -> float | None:
+        """Percent of this role's manifest writes that met a conflict; None if there was no write."""
+        writes, conflicts = (self.counter(f"{name}{{role={role}}}") for name in (MANIFEST_WRITES, MANIFEST_CONFLICTS))
+        return min(100.0, 100.0 * conflicts / writes) if writes else None
 
     def snapshot(self) -> Snapshot:
         with self._lock:

@@ -51,8 +51,8 @@ class PendingBatch:
         self.count = 0
         self.size = 0  # as flush_size_bytes counts: entries and metadata
         self.opened = time.monotonic()
-        self.started = self.opened
-        self.started_wall = time.time()
+        self.started = 0.0  # by the producer's uptime
+        self.started_wall = 0.0
         self.location = ""
         self.uploaded = False
         self.sequence: int | None = None
@@ -71,11 +71,6 @@ class PendingBatch:
         self.metadata.append(item)
         self.count += count
         self.size += len(block) - 4 * count + len(item.payload)
-
-    @property
-    def age(self) -> float:
-        """Seconds since its name was made, by whichever clock says more: one stops in sleep, the other can be set."""
-        return max(time.monotonic() - self.started, time.time() - self.started_wall)
 
     def take_blocks(self) -> list[bytes]:
         """Its record block in pieces; they are not kept."""
@@ -112,7 +107,7 @@ class WriteHandle:
         """Wait until the batch object is there and its location is in the manifest.
 
         Raises TimedOut after `timeout` seconds (the write goes on), or the error that kept it from being durable. With
-        StorageUnavailable.in_doubt it may be durable nevertheless: produce it again only if twice is better than never.
+        StorageError.in_doubt it may be durable nevertheless: produce it again only if twice is better than never.
         """
         if not self._batch.done.wait(timeout):
             raise TimedOut(f"not durable within {timeout} s; the write goes on, wait again")

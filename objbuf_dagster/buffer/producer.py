@@ -24,6 +24,7 @@ from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.manifest_store import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH, ManifestStore
 from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.buffer.pending import PendingBatch, WriteHandle
+from objbuf_dagster.buffer.sightings import uptime
 from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError, StorageUnavailable
 from objbuf_dagster.protocol import Compression, Manifest, Metadata
 from objbuf_dagster.protocol.batch import frame_batch
@@ -31,7 +32,7 @@ from objbuf_dagster.protocol.blocks import encode_block
 from objbuf_dagster.protocol.model import MAX_U16, MAX_U32
 from objbuf_dagster.protocol.page import Buffer
 from objbuf_dagster.protocol.ulid import BATCH_SUFFIX, new_ulid
-from objbuf_dagster.store import Store, check_path
+from objbuf_dagster.store import Store, check_conditions, check_path
 
 _TOO_OLD_SECONDS = 300.0
 """A batch that reaches the manifest later than this after its name was made could be collected as garbage before (grace
@@ -49,7 +50,8 @@ class Producer:
       compression: of the record block, `none` or `zstd`.
       flush_interval: seconds from a batch's first call to its flush.
       flush_size_bytes: entries and metadata that flush it earlier.
-      max_buffered_inputs: calls that may wait while all slots are taken; then `produce` blocks.
+      max_buffered_inputs: calls that may wait while all slots are taken; then `produce` blocks. While a slot is free
+        none waits: the open batch takes as many as its time and size allow.
       max_in_flight: batches being uploaded or appended at the same time.
 
     >>> from objbuf_dagster.store import open_store
@@ -72,6 +74,7 @@ class Producer:
         max_in_flight: int = 4,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = uptime,
     ) -> None:
         if compression not in ("none", "zstd"):
             raise InvalidInput(f"compression is 'none' or 'zstd', not {compression!r}")
@@ -90,6 +93,7 @@ class Producer:
         self._max_buffered = max_buffered_inputs
         self._max_in_flight = max_in_flight
         self._clock = clock
+        self._uptime = uptime
         lock = threading.Lock()
         self._work = threading.Condition(lock)  # for the flush thread: something became due
         self._room = threading.Condition(lock)  # for callers: a slot became free
@@ -222,7 +226,7 @@ class Producer:
                 self._work.wait(timeout)
 
     def _upload_and_commit(self, batch: PendingBatch) -> None:
-        batch.started, batch.started_wall = time.monotonic(), time.time()
+        batch.started, batch.started_wall = self._uptime(), self._clock()
         try:
             self._upload(batch)
         except ObjbufError as error:
@@ -240,11 +244,18 @@ class Producer:
         batch.location = location
         self.metrics.count(m.BYTES_WRITTEN, sum(map(len, parts)))
 
+    def _age(self, batch: PendingBatch) -> float:
+        """Seconds since its name was made, by whichever clock says more: one may stop in sleep, the other be set."""
+        return max(self._uptime() - batch.started, self._clock() - batch.started_wall)
+
     def _is_gone(self, location: str) -> bool:
+        """Only if the store says so: with no answer, what was appended is most likely there."""
         try:
             self._store.head(location)
         except NotFound:
             return True
+        except BaseException:  # noqa: BLE001  as above
+            return False
         return False
 
     def _commit_ready(self) -> None:
@@ -272,11 +283,20 @@ class Producer:
                     self._work.notify()
 
     def _commit(self, batches: list[PendingBatch]) -> None:
+        """Append them in one write. Raises nothing: each gets its sequence, or its error."""
         if not batches:
             return
-        append = _Append(batches)
+        append = _Append(batches, self._age)
         try:
+            check_conditions(self._store, self._prefix, versions=True)
             self._manifest.update(append)
+        except InvalidInput as error:
+            if len(append.batches) == 1:
+                append.fail(error)
+            else:
+                for batch in append.batches:  # nothing was written: one that does not fit keeps out no other
+                    self._commit([batch])
+            return
         except ObjbufError as error:
             append.fail(error)
             return
@@ -284,11 +304,11 @@ class Producer:
             append.fail(StorageError(f"appending to the manifest failed, it may be durable: {error!r}", in_doubt=True))
             return
         for sequence, batch in enumerate(append.batches, append.first):
-            if batch.age > _LATE_SECONDS and self._is_gone(batch.location):
+            if self._age(batch) > _LATE_SECONDS and self._is_gone(batch.location):
                 batch.error = StorageUnavailable("it was collected as garbage before it was appended: produce it again")
                 continue
             batch.sequence = sequence
-            self.metrics.observe(m.FLUSH_DURATION_SECONDS, time.monotonic() - batch.started)
+            self.metrics.observe(m.FLUSH_DURATION_SECONDS, self._uptime() - batch.started)
             self.metrics.count(m.BATCHES_FLUSHED)
             self.metrics.count(m.ENTRIES_FLUSHED, batch.count)
             self.metrics.count(m.BYTES_FLUSHED, batch.size - sum(len(item.payload) for item in batch.metadata))
@@ -303,8 +323,9 @@ class _Append:
     another producer's, and to call each of those unsure would be worse.
     """
 
-    def __init__(self, batches: list[PendingBatch]) -> None:
+    def __init__(self, batches: list[PendingBatch], age: Callable[[PendingBatch], float]) -> None:
         self.batches = batches
+        self._age = age
         self.first = -1
 
     def fail(self, error: ObjbufError) -> None:
@@ -330,7 +351,7 @@ class _Append:
 
     def _drop_old(self, in_doubt: bool) -> None:
         """See _TOO_OLD_SECONDS. In doubt, an earlier write with all of them may still arrive, so all or none."""
-        old = [batch for batch in self.batches if batch.age > _TOO_OLD_SECONDS]
+        old = [batch for batch in self.batches if self._age(batch) > _TOO_OLD_SECONDS]
         if not old:
             return
         late = f"the manifest could not be written within {_TOO_OLD_SECONDS:g} s"

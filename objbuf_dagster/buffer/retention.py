@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from objbuf_dagster.errors import CorruptData, NotFound, UnsupportedVersion
+from objbuf_dagster.errors import CorruptData, NotFound, UnsupportedVersion, naming
 from objbuf_dagster.protocol.model import MAX_U64
 from objbuf_dagster.protocol.range_object import RANGES_FOLDER, parse_json
 from objbuf_dagster.store import Store
@@ -39,7 +39,7 @@ class Mark:
 class Retention:
     """The frontiers that were seen and are not old enough, and those before which ranges have expired; both rising.
 
-    `retention_seconds` is the setting of whoever collected last, so that a person who collects by hand can keep to it.
+    `retention_seconds` is the setting of the owner who collected last, so that who collects by hand can keep to it.
     """
 
     retention_seconds: float = DEFAULT_RETENTION_SECONDS
@@ -64,19 +64,27 @@ class Retention:
         """Ranges that end before this sequence expired at least so many seconds ago."""
         return max((mark.frontier for mark in self.expired if mark.at_ms <= now_ms - seconds * 1000), default=0)
 
-    def observe(self, frontier: int, now_ms: int, retention_seconds: float) -> Retention:
-        """What follows from seeing `frontier` now; an equal value if nothing does."""
-        # A clock that was ahead once must not keep everything for good: to call a mark younger is safe.
-        seen = tuple(replace(mark, at_ms=min(mark.at_ms, now_ms)) for mark in self.seen)
+    def observe(
+        self, frontier: int, now_ms: int, retention_seconds: float, *, latest_ms: int | None = None
+    ) -> Retention:
+        """What follows from seeing `frontier` now; an equal value if nothing does.
+
+        Where clocks disagree it is between `now_ms` and `latest_ms`: marks are made by the latter and get old by the
+        former, so that what either of them says wrongly lets nothing expire early.
+        """
+        latest_ms = now_ms if latest_ms is None else latest_ms
+        # A clock that was ahead once must not keep everything for good: nothing was seen later than now.
+        seen = tuple(replace(mark, at_ms=min(mark.at_ms, latest_ms)) for mark in self.seen)
         apart_ms = retention_seconds * 1000 / _MARKS
-        if not seen or (frontier > seen[-1].frontier and now_ms - seen[-1].at_ms >= apart_ms):
-            seen = (*seen, Mark(now_ms, frontier))
-        old = [mark for mark in seen if mark.at_ms <= now_ms - retention_seconds * 1000]
+        if not seen or (frontier > seen[-1].frontier and latest_ms - seen[-1].at_ms >= apart_ms):
+            seen = (*seen, Mark(latest_ms, frontier))
+        due_ms = now_ms - retention_seconds * 1000 if retention_seconds else latest_ms  # no time needs no clock
+        old = [mark for mark in seen if mark.at_ms <= due_ms]
         expired = self.expired
         if old:
             seen = tuple(mark for mark in seen if mark not in old[:-1])
             if old[-1].frontier > self.expired_before:
-                expired = (*expired, Mark(now_ms, old[-1].frontier))
+                expired = (*expired, Mark(latest_ms, old[-1].frontier))
         if len(expired) > _MARKS:
             expired = expired[1:]  # what expired first is said to have expired with what came next
         return Retention(retention_seconds, seen, expired)
@@ -135,4 +143,5 @@ def read_retention(store: Store, data_prefix: str) -> tuple[Retention, str | Non
         blob = store.get(retention_path(data_prefix), max_bytes=_MAX_BYTES)
     except NotFound:
         return Retention(), None
-    return Retention.from_bytes(blob.data), blob.version
+    with naming(retention_path(data_prefix)):
+        return Retention.from_bytes(blob.data), blob.version

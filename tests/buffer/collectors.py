@@ -5,7 +5,7 @@ from __future__ import annotations
 from objbuf_dagster.buffer import Consumer, GarbageCollector
 from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, range_of
 from objbuf_dagster.store import Store
-from tests.support.buffers import fill, manifest_of, manifests
+from tests.support.buffers import append, fill, manifest_of, manifests
 
 DAY = 24 * 3600.0
 T0 = 1_700_000_000_000
@@ -16,9 +16,19 @@ def paths(store: Store, prefix: str = "ingest") -> set[str]:
     return {info.path for info in store.list(prefix)}
 
 
-def collector(store: Store, seconds: float, *, grace: float = 600, retention: float = 7 * DAY) -> GarbageCollector:
+def collector(
+    store: Store, seconds: float, *, grace: float = 600, retention: float = 7 * DAY, epoch: int | None = None
+) -> GarbageCollector:
     """A collector whose clock stands `seconds` after T0."""
-    return GarbageCollector(store, grace_seconds=grace, retention_seconds=retention, clock=lambda: T0 / 1000 + seconds)
+    return GarbageCollector(
+        store, epoch=epoch, grace_seconds=grace, retention_seconds=retention, clock=lambda: T0 / 1000 + seconds
+    )
+
+
+def used(store: Store) -> None:
+    """A buffer whose manifest had an entry: beside one that never had, nothing is garbage."""
+    append(store, "ingest/first")
+    Consumer.open(store, gc_interval=None).ack_through(0)
 
 
 def planned_and_acked(store: Store) -> list[SequenceRange]:

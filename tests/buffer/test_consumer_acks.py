@@ -12,7 +12,7 @@ from objbuf_dagster.store import MemoryStore, RetryingStore
 from tests.buffer.consumers import open_consumer
 from tests.support.buffers import fill, manifest_of
 from tests.support.counting import CountingStore
-from tests.support.faults import AT_ONCE, Fault, FaultStore
+from tests.support.faults import AT_ONCE, Call, Fault, FaultStore
 
 
 def test_acks_must_come_in_order(store: MemoryStore) -> None:
@@ -234,3 +234,44 @@ def test_a_decision_for_another_buffers_batch_is_refused(store: MemoryStore) -> 
         consumer.ack_as(lambda now: BatchDescriptor(1, "ingest/another"))
 
     assert manifest_of(store).frontier == 0
+
+
+def test_ack_through_of_a_fenced_consumer_leaves_its_acks_and_its_cursor_alone(store: MemoryStore) -> None:
+    fill(store, 6)
+    consumer = open_consumer(store)
+    consumer.next_descriptors(4)
+    consumer.ack(0)
+    other = open_consumer(store)
+    before = (consumer._acked, consumer._dequeued, consumer._cursor, len(consumer), manifest_of(store).to_bytes())
+
+    with pytest.raises(Fenced, match="Nothing was changed") as caught:
+        consumer.ack_through(3)
+
+    after = (consumer._acked, consumer._dequeued, consumer._cursor, len(consumer), manifest_of(store).to_bytes())
+    assert after == before
+    assert before[:3] == (1, 0, 4)
+    assert not caught.value.in_doubt
+    assert consumer.metrics.counter(m.ACKS) == 1
+    other.ack(0)
+
+
+def test_a_fenced_ack_whose_answer_was_lost_does_not_say_that_nothing_was_changed(store: MemoryStore) -> None:
+    """It may have happened before the other consumer came; here it has."""
+    fill(store, 4)
+    owner = open_consumer(store)
+
+    def script(call: Call) -> Fault | None:
+        if (call.method, call.nth) == ("put", 1):
+            return "lost"
+        if (call.method, call.nth) == ("put", 2):
+            open_consumer(store)
+        return None
+
+    attached = Consumer.attach(RetryingStore(FaultStore(store, script), AT_ONCE), epoch=owner.epoch)
+    with pytest.raises(Fenced, match="may have happened, or not") as caught:
+        attached.ack_through(2)
+
+    assert caught.value.in_doubt
+    assert (caught.value.held, caught.value.current) == (owner.epoch, owner.epoch + 1)
+    assert "Nothing was changed" not in str(caught.value)
+    assert manifest_of(store).frontier == 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from objbuf_dagster.buffer import Consumer, GarbageCollector
 from objbuf_dagster.buffer import metrics as m
 from objbuf_dagster.buffer.retention import read_retention
 from objbuf_dagster.errors import (
+    CorruptData,
     Fenced,
     InvalidInput,
     NotFound,
@@ -19,8 +22,8 @@ from objbuf_dagster.errors import (
     StorageUnavailable,
 )
 from objbuf_dagster.ranges import Limits, RangeLedger, plan
-from objbuf_dagster.store import Blob, MemoryStore, Store
-from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked, planned_and_acked_now
+from objbuf_dagster.store import Blob, LocalStore, MemoryStore, Store
+from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked, planned_and_acked_now, used
 from tests.buffer.conftest import ThreadsLeft
 from tests.support.buffers import append, batch_name, fill, manifest_of, manifests, put_batch
 from tests.support.clocked import ClockedStore
@@ -29,6 +32,7 @@ from tests.support.faults import Call, Delay, FaultStore
 
 
 def test_an_old_batch_that_nobody_names_goes(any_store: Store) -> None:
+    used(any_store)
     orphan = put_batch(any_store, batch_name(T0))
 
     report = collector(any_store, 601, grace=0).collect_once()  # the stores' own clocks cannot be set
@@ -40,6 +44,7 @@ def test_an_old_batch_that_nobody_names_goes(any_store: Store) -> None:
 
 def test_a_batch_that_the_store_wrote_just_now_stays_whatever_its_name_and_our_clock_say(shared_store: Store) -> None:
     """Its producer's clock may be behind, or ours ahead, and it may be on its way into the manifest."""
+    used(shared_store)
     orphan = put_batch(shared_store, batch_name(T0))
 
     assert collector(shared_store, DAY).collect_once().deleted == ()
@@ -49,6 +54,7 @@ def test_a_batch_that_the_store_wrote_just_now_stays_whatever_its_name_and_our_c
 def test_by_the_store_s_clock_too_a_batch_must_be_older_than_the_grace_period() -> None:
     now = 0.0
     store = ClockedStore(lambda: now)
+    used(store)
     orphan = put_batch(store, batch_name(T0))
     now = 599.9
     assert collector(store, DAY).collect_once().deleted == ()
@@ -59,6 +65,7 @@ def test_by_the_store_s_clock_too_a_batch_must_be_older_than_the_grace_period() 
 def test_a_batch_that_is_appended_while_it_is_found_to_be_old_stays() -> None:
     now = 0.0
     store = ClockedStore(lambda: now)
+    used(store)
     late = put_batch(store, batch_name(T0))
     now = 3600
 
@@ -75,6 +82,7 @@ def test_a_batch_that_is_appended_while_it_is_found_to_be_old_stays() -> None:
 
 def test_a_fenced_collector_does_not_ask_the_store_s_clock() -> None:
     store = ClockedStore(lambda: 0.0)
+    used(store)
     old = Consumer.open(store, gc_interval=None)
     put_batch(store, batch_name(T0))
 
@@ -148,6 +156,7 @@ def test_with_an_empty_manifest_age_alone_decides() -> None:
 
 def test_a_batch_within_the_grace_period_stays() -> None:
     store = MemoryStore()
+    used(store)
     put_batch(store, batch_name(T0))
 
     assert collector(store, 600).collect_once().deleted == ()
@@ -165,7 +174,9 @@ def test_what_is_not_named_as_a_batch_is_left_alone() -> None:
         f"other/{batch_name(T0).removeprefix('ingest/')}",
         f"ingest2/{batch_name(T0).removeprefix('ingest/')}",
     }
-    for path in others:
+    used(store)
+    others.add("ingest/manifest")
+    for path in others - {"ingest/manifest"}:
         store.put(path, b"")
 
     collector(store, DAY).collect_once()
@@ -182,6 +193,7 @@ def test_entries_whose_names_tell_no_time_keep_everything() -> None:
 
 def test_a_time_in_the_future_keeps_a_batch() -> None:
     store = MemoryStore()
+    used(store)
     put_batch(store, batch_name(T0 + 10 * 3_600_000))
     assert collector(store, 3600).collect_once().deleted == ()
 
@@ -200,6 +212,7 @@ class Stubborn(MemoryStore):
 
 def test_one_failed_delete_does_not_stop_the_rest() -> None:
     store = Stubborn(set())
+    used(store)
     batches = [put_batch(store, batch_name(T0 + n)) for n in range(5)]
     store.refused = {batches[2]}
     gc = collector(store, DAY)
@@ -207,7 +220,7 @@ def test_one_failed_delete_does_not_stop_the_rest() -> None:
     report = gc.collect_once()
 
     assert set(report.failed) == {batches[2]}
-    assert paths(store) == {batches[2]}
+    assert paths(store) == {batches[2], "ingest/manifest"}
     assert gc.metrics.counter(m.GC_FILES_DELETED) == 4
     assert gc.metrics.counter(m.GC_FILES_FAILED) == 1
     assert gc.metrics.snapshot().histograms[m.GC_DURATION_SECONDS].count == 1
@@ -227,6 +240,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
 
 def test_a_fenced_collector_deletes_nothing() -> None:
     store = MemoryStore()
+    used(store)
     old = Consumer.open(store, gc_interval=None)
     put_batch(store, batch_name(T0))
     Consumer.open(store, gc_interval=None)
@@ -240,6 +254,7 @@ def test_a_fenced_collector_deletes_nothing() -> None:
 
 def test_a_collector_that_is_fenced_in_the_middle_deletes_nothing() -> None:
     store = MemoryStore()
+    used(store)
     old = Consumer.open(store, gc_interval=None)
     put_batch(store, batch_name(T0))
     before = paths(store)
@@ -302,6 +317,7 @@ def test_what_is_no_range_object_does_not_stop_it() -> None:
 
 def test_a_consumer_collects_in_the_background_until_it_is_closed(threads_left: ThreadsLeft) -> None:
     store = MemoryStore()
+    used(store)
     put_batch(store, batch_name(T0))
     with Consumer.open(store, gc_interval=0.05):
         deadline = time.monotonic() + 30
@@ -349,6 +365,7 @@ def test_a_range_that_is_listed_and_cannot_be_read_ends_the_pass() -> None:
 def test_what_was_named_since_the_pass_looked_stays() -> None:
     """A late append between the second look and the delete: the manifest is read once more before each chunk."""
     store = MemoryStore()
+    used(store)
     orphan = put_batch(store, batch_name(1_000))
 
     class Slow(CountingStore):
@@ -364,3 +381,53 @@ def test_what_was_named_since_the_pass_looked_stays() -> None:
 
     assert report.deleted == ()
     assert store.head(orphan).size > 0
+
+
+def test_beside_a_manifest_that_never_had_an_entry_nothing_is_garbage(caplog: pytest.LogCaptureFixture) -> None:
+    """One letter wrong in its path, and every batch of a buffer in use would be."""
+    store = MemoryStore()
+    fill(store, 3, time_ms=T0)
+    before = paths(store)
+
+    with Consumer.open(store, "ingest/manifset", gc_interval=0.01, clock=lambda: T0 / 1000 + DAY):
+        deadline = time.monotonic() + 30
+        while "is the manifest's path right?" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+    for dry_run in (True, False):
+        with pytest.raises(InvalidInput, match=r"ingest/manifset never had an entry: .* Nothing was deleted"):
+            GarbageCollector(store, "ingest/manifset").collect_once(dry_run=dry_run)
+
+    assert "ingest/manifset never had an entry" in caplog.text
+    assert paths(store) == before | {"ingest/manifset"}
+
+
+def test_an_empty_place_is_collected_without_a_word() -> None:
+    store = MemoryStore()
+    Consumer.open(store, gc_interval=None)
+    put_batch(store, batch_name(T0))  # of a producer that is just at work
+
+    assert collector(store, 600).collect_once().deleted == ()
+
+
+@pytest.mark.parametrize("name", ["00000000000000000000", "retention"])
+def test_a_damaged_object_among_the_ranges_is_named_with_what_to_do(name: str) -> None:
+    store = MemoryStore()
+    planned_and_acked(store)
+    store.put(f"ingest/ranges/{name}", b"{")
+
+    with pytest.raises(CorruptData, match=f"Restore the object ingest/ranges/{name}, or move it away"):
+        collector(store, DAY).collect_once()
+
+
+def test_it_tidies_below_its_own_folder_only(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    fill(store, 1)
+    name = f".tmp-{'0' * 32}"
+    (tmp_path / "other").mkdir()
+    for folder in ("ingest", "other"):
+        (tmp_path / folder / name).write_bytes(b"half")
+        os.utime(tmp_path / folder / name, (0, 0))
+
+    GarbageCollector(store).collect_once()
+
+    assert [folder for folder in ("ingest", "other") if (tmp_path / folder / name).exists()] == ["other"]

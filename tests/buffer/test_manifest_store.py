@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -106,3 +107,15 @@ def test_old_entries_keep_their_bytes() -> None:
     before = store.read(DEFAULT_MANIFEST_PATH)[:-22]
     append(store, "ingest/a")
     assert store.read(DEFAULT_MANIFEST_PATH).startswith(before)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:10], lambda data: b"\xff" + data[1:]], ids=["footer", "entry"])
+def test_a_damaged_manifest_is_named_with_what_to_do(store: MemoryStore, damage: Callable[[bytes], bytes]) -> None:
+    """In its footer, which is read at once, or in an entry, which is read when somebody asks for it."""
+    fill(store, 3)
+    store.put(DEFAULT_MANIFEST_PATH, damage(store.read(DEFAULT_MANIFEST_PATH)))
+
+    with pytest.raises(CorruptData, match="Restore the object ingest/manifest, or move it away") as caught:
+        list(manifest_of(store).entries())
+
+    assert caught.value.path == DEFAULT_MANIFEST_PATH

@@ -25,7 +25,8 @@ def test_the_names_are_the_protocols() -> None:
     wanted = {f"buffer.{name}" for names in NAMES.values() for name in names.split()}
     found = {value for name, value in vars(m).items() if name.isupper() and isinstance(value, str)}
     assert {name for name in found if name.startswith("buffer.")} == wanted
-    assert {name.partition(".")[0] for name in found - wanted} == {"decode"}, "which are ours"
+    assert {name.partition(".")[0] for name in found - wanted} == {"decode", "regulator"}, "which are ours"
+    assert {name for name in found if name.startswith("regulator.")} == set(m.REGULATOR)
 
 
 def test_fetching_handing_out_and_acking_are_counted(store: MemoryStore) -> None:
@@ -77,5 +78,5 @@ def test_the_defaults_are_the_protocols() -> None:
 def test_the_documentation_has_every_setting() -> None:
     readme = (Path(__file__).parent.parent.parent / "docs" / "client.md").read_text()
     named = set(re.findall(r"`(\w+)`", readme))
-    settings = {*defaults(Producer.__init__), *defaults(Consumer.open)} - {"metrics", "clock", "last_acked"}
+    settings = {*defaults(Producer.__init__), *defaults(Consumer.open)} - {"metrics", "clock", "uptime", "last_acked"}
     assert settings - named == set()

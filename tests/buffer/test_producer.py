@@ -13,9 +13,9 @@ from objbuf_dagster.buffer import producer as module
 from objbuf_dagster.errors import InvalidInput, ObjbufError, StorageUnavailable, TimedOut
 from objbuf_dagster.protocol import Compression
 from objbuf_dagster.protocol.ulid import batch_time_ms
-from objbuf_dagster.store import Conflict, MemoryStore, Payload, RetryingStore, Store
+from objbuf_dagster.store import Conflict, MemoryStore, ObjectInfo, Payload, RetryingStore, Store
 from tests.buffer.conftest import ThreadsLeft
-from tests.buffer.producers import NEVER, GateStore, landed
+from tests.buffer.producers import NEVER, FirstIsSlowest, GateStore, landed
 from tests.support.buffers import append, manifest_of
 from tests.support.faults import AT_ONCE, Call, Delay, Fault, FaultStore
 
@@ -325,3 +325,71 @@ def test_a_manifest_too_large_to_read_is_not_written(store: MemoryStore, monkeyp
 def test_metadata_that_is_not_bytes_is_refused(store: MemoryStore, metadata: bytes) -> None:
     with Producer(store) as producer, pytest.raises(InvalidInput, match="metadata must be bytes"):
         producer.produce([b"a"], metadata)
+
+
+class Mute(GateStore):
+    """Says nothing of single objects; manifest writes wait until it is opened."""
+
+    def __init__(self, trouble: BaseException) -> None:
+        super().__init__("manifest")
+        self._trouble = trouble
+
+    def head(self, path: str) -> ObjectInfo:  # noqa: ARG002  it looks at nothing
+        raise self._trouble
+
+
+@pytest.mark.parametrize("trouble", [StorageUnavailable("503"), Panic()])
+def test_a_late_batch_that_the_store_says_nothing_of_is_durable_and_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, trouble: BaseException
+) -> None:
+    """It is in the manifest: whoever is told to produce it again has it twice."""
+    monkeypatch.setattr(module, "_LATE_SECONDS", -1.0)
+    store = Mute(trouble)
+    producer = Producer(store, flush_interval=NEVER, flush_size_bytes=1)
+    first = producer.produce([b"a"])
+    assert store.arrived.acquire(timeout=30)
+    second = producer.produce([b"b"])
+    while not all(batch.uploaded for batch in producer._flying) or len(producer._flying) < 2:
+        time.sleep(0.001)
+    store.opened.set()
+
+    assert [handle.await_durable(30).sequence for handle in (first, second)] == [0, 1]
+    producer.close()
+    assert landed(store) == [[b"a"], [b"b"]]
+
+
+def test_a_batch_that_does_not_fit_keeps_out_none_that_is_appended_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("objbuf_dagster.buffer.manifest_store._MAX_MANIFEST_BYTES", 2000)
+    store = FirstIsSlowest()
+    producer = Producer(store, flush_interval=NEVER, flush_size_bytes=1, max_in_flight=4)
+    store.others_are_there = lambda: [batch.uploaded for batch in producer._flying] == [False, True, True, True]
+    handles = [producer.produce([b"%d" % n], b"m" * 3000 if n == 2 else b"") for n in range(4)]
+
+    with pytest.raises(InvalidInput, match="more than the 2000"):
+        handles[2].await_durable(30)
+    assert [handles[n].await_durable(30).sequence for n in (0, 1, 3)] == [0, 1, 2]
+    with pytest.raises(InvalidInput):
+        producer.close()
+    assert landed(store) == [[b"0"], [b"1"], [b"3"]]
+
+
+def test_batches_appended_together_are_there_once_though_the_answer_was_lost() -> None:
+    store = FirstIsSlowest()
+    written = 0
+
+    def script(call: Call) -> Fault | None:
+        nonlocal written
+        if call.method == "put" and call.path == DEFAULT_MANIFEST_PATH:
+            written += 1
+            return "lost" if written == 1 else None
+        return None
+
+    with Producer(
+        RetryingStore(FaultStore(store, script), AT_ONCE), flush_interval=NEVER, flush_size_bytes=1, max_in_flight=3
+    ) as producer:
+        store.others_are_there = lambda: [batch.uploaded for batch in producer._flying] == [False, True, True]
+        handles = [producer.produce([b"%d" % n]) for n in range(3)]
+        assert [handle.await_durable(30).sequence for handle in handles] == [0, 1, 2]
+
+    assert landed(store) == [[b"0"], [b"1"], [b"2"]]
+    assert manifest_of(store).next_sequence == 3

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH, Producer
 from objbuf_dagster.errors import InvalidInput
-from objbuf_dagster.protocol import decode_batch
-from objbuf_dagster.store import Conflict, MemoryStore, Payload
-from tests.buffer.producers import NEVER, GateStore, landed
+from objbuf_dagster.store import MemoryStore
+from tests.buffer.producers import NEVER, FirstIsSlowest, GateStore, landed
 from tests.support.counting import CountingStore
 
 
@@ -61,22 +58,6 @@ def test_closing_frees_those_who_are_blocked() -> None:
     assert [entry for batch in landed(store) for entry in batch] == [b"a", b"b"]
 
 
-class FirstIsSlowest(MemoryStore):
-    """The put of the batch with the entry `0` ends only when `others_are_there` says so."""
-
-    others_are_there: Callable[[], bool]
-
-    def put(
-        self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
-    ) -> Conflict | None:
-        result = super().put(path, data, if_version=if_version, if_absent=if_absent)
-        if path.endswith(".batch") and decode_batch(self.read(path)) == [b"0"]:
-            deadline = time.monotonic() + 30
-            while not self.others_are_there() and time.monotonic() < deadline:
-                time.sleep(0.001)
-        return result
-
-
 def test_uploads_go_on_side_by_side_and_their_batches_enter_in_order_with_one_write() -> None:
     """The first upload is the slowest: the others wait for it, and enter the manifest together with it."""
     store = FirstIsSlowest()
@@ -102,3 +83,12 @@ def test_no_more_uploads_than_slots() -> None:
     store.opened.set()
     producer.close()
     assert landed(store) == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"]]
+
+
+def test_calls_collect_without_waiting_while_a_slot_is_free(store: MemoryStore) -> None:
+    """To block them would stall callers until the flush, and keep batches small, with nothing to wait for."""
+    with Producer(store, flush_interval=NEVER, max_buffered_inputs=3) as producer:
+        for n in range(50):
+            producer.produce([b"%d" % n])
+
+    assert landed(store) == [[b"%d" % n for n in range(50)]]

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from objbuf_dagster.buffer import Consumer, GarbageCollector
+from objbuf_dagster.buffer import Consumer, GarbageCollector, GcReport
 from objbuf_dagster.buffer.retention import Mark, Retention, read_retention, retention_path
 from objbuf_dagster.errors import (
     BufferReplaced,
@@ -19,6 +19,7 @@ from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, rang
 from objbuf_dagster.store import MemoryStore
 from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked
 from tests.support.buffers import fill, manifest_of, manifests
+from tests.support.clocked import ClockedStore
 from tests.support.faults import FaultStore
 
 
@@ -103,12 +104,52 @@ def test_retention_counts_from_the_ack_and_not_from_planning() -> None:
 def test_who_collects_by_hand_keeps_to_the_owners_retention() -> None:
     store = MemoryStore()
     planned_and_acked(store)
-    collector(store, 1000, retention=30 * DAY).collect_once()
+    collector(store, 1000, retention=30 * DAY, epoch=manifest_of(store).epoch).collect_once()
 
     by_hand = GarbageCollector(store, clock=lambda: T0 / 1000 + 20 * DAY)
 
     assert by_hand.collect_once().deleted == ()
     assert read_retention(store, "ingest")[0].retention_seconds == 30 * DAY
+
+
+def test_a_retention_given_by_hand_is_for_that_pass_alone() -> None:
+    """Or one `objbuf gc --retention 0` would take away everybody's replays from then on."""
+    store = MemoryStore()
+    planned_and_acked(store)
+    epoch = manifest_of(store).epoch
+    collector(store, 1000, retention=30 * DAY, epoch=epoch).collect_once()
+
+    report = collector(store, 1001, retention=0).collect_once()
+
+    assert (report.expired_ranges, report.retention_seconds) == (3, 0)
+    assert read_retention(store, "ingest")[0].retention_seconds == 30 * DAY
+    assert GarbageCollector(store, clock=lambda: T0 / 1000 + 1002).collect_once().retention_seconds == 30 * DAY
+
+
+@pytest.mark.parametrize("ahead", [8 * DAY, -8 * DAY, 400 * DAY])
+def test_a_clock_that_jumps_once_takes_no_range_before_its_time(ahead: float) -> None:
+    """The store's own clock says otherwise."""
+    now = T0 / 1000
+    store = ClockedStore(lambda: now)
+    ranges = planned_and_acked(store)
+
+    def collect(ahead: float) -> GcReport:
+        return GarbageCollector(store, clock=lambda: now + ahead).collect_once()
+
+    collect(0)
+    now += DAY
+    collect(ahead)
+    now += 3600
+    assert collect(0).deleted == ()
+    now = T0 / 1000 + 7 * DAY - 1
+    collect(ahead)
+    assert collect(0).deleted == ()
+    for one in ranges:
+        for batch in RangeLedger(store).read(one).batches:
+            store.read(batch.descriptor.location)
+
+    now = T0 / 1000 + 9 * DAY
+    assert len(collect(0).deleted) == 6
 
 
 def test_an_unacked_range_never_expires() -> None:
