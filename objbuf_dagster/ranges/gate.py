@@ -4,8 +4,14 @@ Pressure is the worst of what is known, 1 is the limit. At `pause_above` the gat
 again; in between it stays as it is, so that it does not swing with every tick. It is about new ranges alone: finishing
 and acking are what lowers the pressure, and are never held back.
 
+A run takes its memory only some time after it began, when it has started Spark and reads. So `room` keeps memory for
+runs that are young, and a backlog does not start more of them in one tick than will fit. That is no pressure yet, and
+closes nothing.
+
 Where nothing of ours is in flight, waiting lowers nothing: then the gate opens below `pause_above` already. Otherwise a
-machine that others keep at 0.7 would hold us back for ever, after one moment above 0.8.
+machine that others keep at 0.7 would hold us back for ever, after one moment above 0.8. And where they keep its memory
+above that, one range at a time passes the closed gate. A full disk lets nothing pass: what is written there stays, and
+only a person makes room.
 
 `step` is a pure function. The readers look at the machine they run on, below a `root` that tests can give: for runs
 elsewhere (a cluster, pods), pass no memory and no disk, since those of the sensor's host say nothing of theirs.
@@ -15,8 +21,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 
 from objbuf_dagster.errors import InvalidInput, shown
@@ -26,6 +32,11 @@ VERSION = 1
 
 _RESET = "Reset the sensor's cursor: the gate finds out again at the next tick, nothing else depends on it"
 _KIB = 1024
+_RUN_MEMORY = 1 << 30
+
+_FIRST = ("total_inactive_file", "total_active_file")
+_SECOND = ("inactive_file", "active_file", "slab_reclaimable")
+"""Of version 1 and 2: pages of files, also of those in use, and what the kernel remembers of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,12 @@ class Gate:
     pause_above: pressure at which nothing new is started, up to 1.
     resume_below: pressure at which work goes on, below pause_above.
     max_ranges: in flight, whoever started them, that are a pressure of 1. Above what the sensor itself keeps in flight.
-    max_bytes: of the ranges in flight, that are a pressure of 1.
+    max_bytes: of the ranges in flight that are not acked, that are a pressure of 1. A run that lands acked ranges again
+        (a backfill) is one of `max_ranges`, whatever its bytes: they are in no manifest any more.
     min_free_bytes: of the lake's disk, that are a pressure of 1; a tenth of the disk, if that is less.
+    run_memory_bytes: that are kept for a run until it has shown what it takes; 0 keeps none. None is what the driver of
+        Spark may take, if that is set, else 1 GiB. Measured, with ranges of 16 MiB and a driver of 1 GiB: 0.7 to 1.3.
+    settle_seconds: after which it has, at the least: a machine on which runs start more slowly gives them longer.
     """
 
     pause_above: float = 0.80
@@ -93,6 +108,8 @@ class Gate:
     max_ranges: int = 8
     max_bytes: int = 8 << 30
     min_free_bytes: int = 10 << 30
+    run_memory_bytes: int | None = None
+    settle_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         check_number(self, "pause_above", 0.01, 1)
@@ -105,6 +122,9 @@ class Gate:
         check_number(self, "max_ranges", 1, 1_000_000, whole=True)
         check_number(self, "max_bytes", 1, 1 << 60, whole=True)
         check_number(self, "min_free_bytes", 1, 1 << 60, whole=True)
+        if self.run_memory_bytes is not None:
+            check_number(self, "run_memory_bytes", 0, 1 << 60, whole=True)
+        check_number(self, "settle_seconds", 0, 86_400)
 
     def check_room(self, ranges: int, range_bytes: int) -> None:
         """Refuse limits that so many ranges of such a size, nothing unusual, would reach by themselves."""
@@ -124,11 +144,35 @@ class Gate:
         size: int = 0,
         disk: tuple[int, int] | None = None,
     ) -> Pressure:
-        """Of the memory in use (`memory_in_use`), of ranges in flight and their bytes, of a disk (`disk_space`)."""
+        """Of the part of memory in use, of ranges in flight and their bytes, of a disk (`disk_space`)."""
         free = None
         if disk is not None and disk[1] > 0:
             free = min(1.0, min(self.min_free_bytes, disk[1] / 10) / max(disk[0], 1))
         return Pressure(memory, ranges / self.max_ranges, size / self.max_bytes, free)
+
+    def room(
+        self,
+        memory: Sequence[tuple[float, float]],
+        running: Sequence[float],
+        others: Sequence[float] = (),
+        *,
+        driver: int | None = None,
+        starting: float = 0.0,
+    ) -> float:
+        """Runs that may be started without bringing memory (`memory_use`) to `pause_above`.
+
+        `running`, `others`: for each run of what is not acked, and of a backfill, how many seconds it has been. One may
+        always start where none is `running`: if it fits will show. `driver`: bytes that a run may take, if that is
+        known. `starting`: seconds that a run is expected to take for its start. Infinite where nothing is known of
+        memory. What counts is the limit that leaves the fewest bytes: a small container that is nearly empty has less
+        room than a large machine that is half full.
+        """
+        each = (driver or _RUN_MEMORY) if self.run_memory_bytes is None else self.run_memory_bytes
+        if not memory or not each:
+            return math.inf
+        young = sum(seconds < max(self.settle_seconds, starting) for seconds in (*running, *others))
+        left = min(self.pause_above * limit - used for used, limit in memory) - young * each
+        return max(0 if running else 1, math.floor(left / each))
 
     def step(self, state: GateState, pressure: Pressure) -> tuple[GateState, bool]:
         """The state from now on, and whether it changed: a change is told once, not at every tick."""
@@ -140,25 +184,39 @@ class Gate:
             return GateState(), True
         return state, False
 
+    def passes(self, state: GateState, pressure: Pressure) -> float:
+        """Ranges that may be started, as far as the gate is about it."""
+        if not state.held:
+            return math.inf
+        is_idle = pressure.ranges == 0
+        return 1 if is_idle and replace(pressure, memory=None).worst()[1] < self.pause_above else 0
+
     def tell(self, state: GateState, pressure: Pressure) -> str:
         """A sentence for who reads the log."""
         why, level = pressure.worst()
         if state.held:
+            meanwhile = {
+                "memory": "Until then, one range at a time is started when nothing is in flight",
+                "disk": "Free some space on the lake's disk: nothing else will",
+            }.get(why, "What is in flight lowers it when it ends")
             return (
                 f"nothing new is started: the pressure of {why} is {level:.2f}, and {self.pause_above:g} was "
-                f"reached. It goes on at {self.resume_below:g}, or when nothing is in flight. What runs finishes, and "
-                "is acked"
+                f"reached. It goes on at {self.resume_below:g}, or below {self.pause_above:g} when nothing is in "
+                f"flight. {meanwhile}. What runs finishes, and is acked"
             )
         return f"new ranges are started: the pressure is {level:.2f}, of {why}"
 
 
-def memory_in_use(root: Path = Path("/")) -> float | None:
-    """The part of memory that is in use and cannot be reclaimed: of the machine, or of the tightest limit on this
-    process, by control groups of version 1 or 2, whichever is worse. None where that cannot be found out.
+def memory_use(root: Path = Path("/")) -> list[tuple[float, float]]:
+    """Bytes of memory that are in use and cannot be reclaimed, and the limit: of the machine, and of each limit that
+    control groups of version 1 or 2 set to this process. Empty where that cannot be found out.
     """
-    found = [_machine(root), *_groups(root)]
-    known = [one for one in found if one is not None]
-    return max(known, default=None)
+    return [one for one in (_machine(root), *_groups(root)) if one is not None]
+
+
+def memory_level(memory: Sequence[tuple[float, float]]) -> float | None:
+    """The part of a limit that is in use, of that which is nearest."""
+    return max((used / limit for used, limit in memory), default=None)
 
 
 def disk_space(path: Path) -> tuple[int, int] | None:
@@ -174,15 +232,15 @@ def disk_space(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _machine(root: Path) -> float | None:
+def _machine(root: Path) -> tuple[float, float] | None:
     values = _pairs(root / "proc/meminfo")
     total, available = values.get("MemTotal:"), values.get("MemAvailable:")
     if not total or available is None:
         return None
-    return 1 - available / total
+    return (total - available) * _KIB, total * _KIB
 
 
-def _groups(root: Path) -> Iterator[float | None]:
+def _groups(root: Path) -> Iterator[tuple[float, float] | None]:
     """Of every control group with a limit that this process is in, from its own to the outermost that is visible."""
     total = _pairs(root / "proc/meminfo").get("MemTotal:", 0) * _KIB or math.inf
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -192,19 +250,22 @@ def _groups(root: Path) -> Iterator[float | None]:
             for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
                 for group in _upwards(root / mount, path):
                     limit = min(_number(group / "memory.max"), _number(group / "memory.high"))
-                    yield _of_group(group, limit, "memory.current", "inactive_file", total)
+                    yield _of_group(group, limit, "memory.current", _SECOND, total)
         elif "memory" in controllers.split(","):
             for group in _upwards(root / "sys/fs/cgroup/memory", path):
                 limit = _number(group / "memory.limit_in_bytes")
-                yield _of_group(group, limit, "memory.usage_in_bytes", "total_inactive_file", total)
+                yield _of_group(group, limit, "memory.usage_in_bytes", _FIRST, total)
 
 
-def _of_group(group: Path, limit: float, usage: str, cache: str, total: float) -> float | None:
-    """Pages of files that nobody used of late are reclaimed first, and are no pressure. No limit is a huge one, too."""
+def _of_group(
+    group: Path, limit: float, usage: str, reclaimable: Sequence[str], total: float
+) -> tuple[float, float] | None:
+    """What the kernel takes back before it kills is no pressure. No limit is a huge one, too."""
     used = _number(group / usage)
     if not 0 < limit <= total or used == math.inf:
         return None
-    return max(0.0, used - _pairs(group / "memory.stat").get(cache, 0)) / limit
+    stat = _pairs(group / "memory.stat")
+    return max(0.0, used - sum(stat.get(name, 0) for name in reclaimable)), limit
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:

@@ -9,6 +9,7 @@ adopt it.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +18,11 @@ from typing import Literal
 
 from objbuf_dagster.buffer.fetch import check_location
 from objbuf_dagster.buffer.manifest_store import ManifestStore, entry_time_ms
-from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound, SequenceGap
+from objbuf_dagster.errors import BufferReplaced, CorruptData, NotFound, SequenceGap
 from objbuf_dagster.protocol import BatchDescriptor, Manifest, PlannedBatch, RangeObject
 from objbuf_dagster.ranges.key import SequenceRange
 from objbuf_dagster.ranges.ledger import RangeLedger, compare_locations, range_of
+from objbuf_dagster.ranges.regulator_checks import check_number
 
 _HEADS_AT_ONCE = 32
 
@@ -39,8 +41,9 @@ class Limits:
     max_wait: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.max_batches < 1 or self.max_bytes < 1 or self.max_wait < 0:
-            raise InvalidInput(f"a range needs room for a batch and a byte, and no negative time: {self}")
+        check_number(self, "max_batches", 1, 1 << 60, whole=True)
+        check_number(self, "max_bytes", 1, 1 << 60, whole=True)
+        check_number(self, "max_wait", 0, math.inf)
 
 
 def cut(waiting: Iterable[PlannedBatch], limits: Limits, now_ms: int) -> Iterator[tuple[PlannedBatch, ...]]:
@@ -73,7 +76,7 @@ def plan(
     max_ranges: int | None = None,
     hint: SequenceRange | None = None,
     tail: RangeObject | None = None,
-    sizes: MutableMapping[int, int] | None = None,
+    sizes: MutableMapping[int, int | None] | None = None,
     on_gap: Literal["fail", "skip"] = "fail",
     dry_run: bool = False,
     clock: Callable[[], float] = time.time,
@@ -83,8 +86,8 @@ def plan(
     `manifest`, if the caller has just read it, saves reading it again. At most `max_ranges` are added; one that another
     planner added in the meantime is adopted, and counts. `hint` as in RangeLedger.list; `tail`, a range that was the
     last of the chain a moment ago, saves listing it. `sizes`, by sequence, kept from call to call, saves asking again
-    for batches that had to wait. `on_gap="skip"` goes on at the frontier where sequences left the manifest unplanned. A
-    dry run writes nothing and returns what it would have added.
+    for batches that had to wait, also for those that are missing. `on_gap="skip"` goes on at the frontier where
+    sequences left the manifest unplanned. A dry run writes nothing and returns what it would have added.
 
     Raises SequenceGap for such sequences otherwise, BufferReplaced if the manifest is not the one that the
     chain was planned from. What was written before an error stays, and the next call goes on behind it.
@@ -107,8 +110,9 @@ def plan(
                 for batches in cut(_sized(source, ledger, manifest, start, pool, known), limits, now_ms):
                     end = batches[-1].descriptor.sequence
                     wanted = RangeObject(start, end, manifest.epoch, now_ms, batches)
-                    made = wanted if dry_run else ledger.create(wanted)
+                    made = wanted if dry_run else ledger.create(wanted, behind=tail)
                     added.append(made)
+                    tail = made
                     start = made.end + 1
                     if len(added) == max_ranges:
                         break
@@ -120,6 +124,25 @@ def plan(
         for sequence in [sequence for sequence in known if sequence < start]:
             del known[sequence]
     return added
+
+
+def waiting_bytes(
+    source: ManifestStore, ledger: RangeLedger, manifest: Manifest, start: int, sizes: MutableMapping[int, int | None]
+) -> float:
+    """About how many bytes wait from `start` on: by those of up to 32 batches, spread over all, and `sizes` (`plan`'s).
+
+    Batches grow with the load, so those of the ranges before say nothing of a burst. At most 32 are asked for, whatever
+    waits, and none twice; `plan` has to ask for each of them anyway.
+    """
+    start = max(start, manifest.frontier)
+    batches = max(0, manifest.next_sequence - start)
+    step = max(1, -(-batches // _HEADS_AT_ONCE))
+    sample = [manifest.entry(sequence) for sequence in range(manifest.next_sequence - 1, start - 1, -step)]
+    with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+        asked = [size for size in pool.map(_sizing(source, ledger, sizes), filter(None, sample)) if size is not None]
+    known = [size for sequence in range(start, manifest.next_sequence) if (size := sizes.get(sequence)) is not None]
+    typical = sum(asked) / len(asked) if asked else 0.0
+    return sum(known) + typical * (batches - len(known))
 
 
 def _reread(source: ManifestStore, tail: RangeObject) -> Manifest:
@@ -152,24 +175,32 @@ def _sized(
     manifest: Manifest,
     start: int,
     pool: ThreadPoolExecutor,
-    known: MutableMapping[int, int],
+    known: MutableMapping[int, int | None],
 ) -> Iterator[PlannedBatch]:
     """What waits from `start` on, with its sizes, by parallel HEADs, a few ahead of who asks.
 
     A batch that is missing, or is outside the buffer, has none: its range is planned, and fails when it is landed.
     """
+    size = _sizing(source, ledger, known)
+    entries = manifest.entries(after=start - 1)
+    while some := list(itertools.islice(entries, _HEADS_AT_ONCE)):
+        yield from map(PlannedBatch, some, pool.map(size, some))
+
+
+def _sizing(
+    source: ManifestStore, ledger: RangeLedger, known: MutableMapping[int, int | None]
+) -> Callable[[BatchDescriptor], int | None]:
+    """Asks for the size of a batch, once."""
 
     def size(entry: BatchDescriptor) -> int | None:
         if entry.sequence not in known:
             try:
                 known[entry.sequence] = source.store.head(check_location(entry.location, ledger.data_prefix)).size
             except (NotFound, CorruptData):
-                return None
+                known[entry.sequence] = None
         return known[entry.sequence]
 
-    entries = manifest.entries(after=start - 1)
-    while some := list(itertools.islice(entries, _HEADS_AT_ONCE)):
-        yield from map(PlannedBatch, some, pool.map(size, some))
+    return size
 
 
 def _is_due(oldest: BatchDescriptor, max_wait: float, now_ms: int) -> bool:

@@ -196,9 +196,11 @@ class QuarantineLedger:
             return Quarantine.from_bytes(blob.data), blob.version
         except CorruptData as error:
             raise CorruptData(
-                f"{_WHAT} {self._path}",
-                f"{error.reason}. Nothing lands until it is restored or moved away; then batches that were quarantined "
-                "stop their ranges until they are so anew",
+                _WHAT,
+                f"{error.reason}. Nothing lands like this; once it is moved away, batches that were quarantined stop "
+                "their ranges until they are so anew",
+                offset=error.offset,
+                path=self._path,
             ) from None
 
     def _change(

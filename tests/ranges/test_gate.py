@@ -51,8 +51,36 @@ def test_in_between_it_stays_as_it_is() -> None:
 
 def test_with_nothing_in_flight_it_does_not_wait_for_what_others_use() -> None:
     assert walk(0.9, 0.7, ranges=0.0) == [(True, True), (False, True)]
-    assert walk(0.9, 0.85, ranges=0.0) == [(True, True), (True, False)], "but not above pause_above"
+    assert walk(0.9, 0.85, ranges=0.0) == [(True, True), (True, False)], "above pause_above, it stays closed"
     assert walk(0.9, 0.7, ranges=None) == [(True, True), (True, False)], "nor where that is not known"
+
+
+@pytest.mark.parametrize(
+    ("pressure", "passes"),
+    [
+        (Pressure(memory=0.95, ranges=0.0, bytes=0.0, disk=0.2), 1),
+        (Pressure(memory=0.95, ranges=BUSY), 0),
+        (Pressure(memory=0.95, ranges=None), 0),
+        (Pressure(memory=0.1, ranges=0.0, disk=0.9), 0),
+        (Pressure(memory=0.95, ranges=0.0, disk=0.8), 0),
+    ],
+)
+def test_a_closed_gate_lets_one_through_where_only_memory_of_others_closes_it(pressure: Pressure, passes: int) -> None:
+    assert GATE.passes(GateState(True, "memory"), pressure) == passes
+    assert GATE.passes(GateState(), pressure) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("memory", "one range at a time is started when nothing is in flight"),
+        ("disk", "Free some space on the lake's disk"),
+        ("bytes", "What is in flight lowers it"),
+    ],
+)
+def test_what_a_closed_gate_waits_for_is_told(name: str, what: str) -> None:
+    pressure = Pressure(**{name: 0.9})
+    assert what in GATE.tell(GateState(True, name), pressure)
 
 
 @pytest.mark.parametrize("name", ["memory", "ranges", "bytes", "disk"])
@@ -120,6 +148,12 @@ def test_room_that_the_refusal_asks_for_is_enough() -> None:
         ("max_ranges", 1.5),
         ("max_bytes", 0),
         ("min_free_bytes", 0),
+        ("run_memory_bytes", -1),
+        ("run_memory_bytes", 1.5),
+        ("run_memory_bytes", (1 << 60) + 1),
+        ("settle_seconds", -0.1),
+        ("settle_seconds", 86_401),
+        ("settle_seconds", float("nan")),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_its_name(setting: str, value: Any) -> None:
@@ -174,3 +208,44 @@ def test_whatever_the_pressure_it_is_held_above_open_below_and_changes_alternate
         if level <= GATE.resume_below:
             assert not state.held
         assert GATE.tell(state, pressure)
+
+
+class TestRoom:
+    GIB = float(1 << 30)
+    GATE = Gate(run_memory_bytes=1 << 30, settle_seconds=30)
+
+    def test_runs_fit_until_memory_would_be_where_the_gate_closes(self) -> None:
+        assert self.GATE.room([(0.0, 10 * self.GIB)], []) == 8
+        assert self.GATE.room([(4 * self.GIB, 10 * self.GIB)], [100.0]) == 4
+        assert self.GATE.room([(7.5 * self.GIB, 10 * self.GIB)], [100.0]) == 0
+
+    def test_a_young_run_has_its_memory_yet_to_take(self) -> None:
+        assert self.GATE.room([(4 * self.GIB, 10 * self.GIB)], [100.0, 29.0, 0.0]) == 2
+        assert self.GATE.room([(4 * self.GIB, 10 * self.GIB)], [0.0] * 9) == 0
+
+    def test_one_may_be_tried_where_none_runs(self) -> None:
+        assert self.GATE.room([(self.GIB, self.GIB)], []) == 1
+        assert self.GATE.room([(self.GIB, self.GIB)], [50.0]) == 0
+
+    def test_a_backfill_takes_memory_and_leaves_one_to_what_is_new(self) -> None:
+        assert self.GATE.room([(4 * self.GIB, 10 * self.GIB)], [100.0], [0.0, 0.0]) == 2
+        assert self.GATE.room([(self.GIB, self.GIB)], [], [50.0, 0.0]) == 1
+
+    def test_memory_is_kept_by_what_a_driver_may_take_unless_it_is_set(self) -> None:
+        assert Gate().room([(0.0, 10 * self.GIB)], []) == 8
+        assert Gate().room([(0.0, 10 * self.GIB)], [], driver=2 << 30) == 4
+        assert self.GATE.room([(0.0, 10 * self.GIB)], [], driver=2 << 30) == 8
+
+    def test_where_runs_start_slowly_they_stay_young_for_longer(self) -> None:
+        assert self.GATE.room([(4 * self.GIB, 10 * self.GIB)], [50.0]) == 4
+        assert self.GATE.room([(4 * self.GIB, 10 * self.GIB)], [50.0], starting=80.0) == 3
+        assert self.GATE.room([(4 * self.GIB, 10 * self.GIB)], [25.0], starting=5.0) == 3
+
+    def test_what_is_not_known_or_not_wanted_limits_nothing(self) -> None:
+        assert self.GATE.room([], [1.0]) == math.inf
+
+    def test_a_small_container_counts_though_a_large_machine_is_fuller(self) -> None:
+        assert self.GATE.room([(8 * self.GIB, 32 * self.GIB), (0.25 * self.GIB, 4 * self.GIB)], []) == 2
+
+    def test_no_memory_is_kept_where_none_is_to_be(self) -> None:
+        assert Gate(run_memory_bytes=0).room([(self.GIB, self.GIB)], [1.0]) == math.inf

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from objbuf_dagster.ranges.gate import disk_space, memory_in_use
+from objbuf_dagster.ranges.gate import disk_space, memory_level, memory_use
 
 GIB = 1 << 30
 HUGE = 9_223_372_036_854_771_712
@@ -50,6 +50,16 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path).memory(16 * GIB, 12 * GIB)
 
 
+def test_bytes_are_those_of_every_limit(machine: Machine) -> None:
+    assert memory_use(machine.root) == [(4 * GIB, 16 * GIB)]
+    machine.in_groups("0::/").v2("", 3 * GIB, 4 * GIB)
+    assert memory_use(machine.root) == [(4 * GIB, 16 * GIB), (3 * GIB, 4 * GIB)]
+
+
+def memory_in_use(root: Path = Path("/")) -> float | None:
+    return memory_level(memory_use(root))
+
+
 def test_a_machine_uses_what_is_not_available(machine: Machine) -> None:
     assert memory_in_use(machine.root) == pytest.approx(0.25)
 
@@ -62,6 +72,21 @@ def test_a_container_of_version_2_is_measured_by_its_own_limit(machine: Machine)
 def test_pages_that_nobody_uses_are_no_pressure(machine: Machine) -> None:
     machine.in_groups("0::/").v2("", 4 * GIB, 4 * GIB, cache=2 * GIB)
     assert memory_in_use(machine.root) == pytest.approx(0.5)
+
+
+def test_pages_of_files_that_are_in_use_are_no_pressure_either(machine: Machine) -> None:
+    """A container that reads and writes much is full of them, and no process in it needs them to stay."""
+    machine.in_groups("0::/").v2("", 4 * GIB, 4 * GIB)
+    stat = f"anon {GIB}\ninactive_file {GIB // 2}\nactive_file {2 * GIB}\nslab_reclaimable {GIB // 2}\nslab {GIB}\n"
+    machine.write("sys/fs/cgroup/memory.stat", stat)
+    assert memory_in_use(machine.root) == pytest.approx(0.25)
+
+
+def test_the_same_holds_for_version_1(machine: Machine) -> None:
+    machine.in_groups("4:memory:/a").v1("a", 4 * GIB, 4 * GIB)
+    stat = f"active_file 1\ntotal_inactive_file {GIB}\ntotal_active_file {2 * GIB}\n"
+    machine.write("sys/fs/cgroup/memory/a/memory.stat", stat)
+    assert memory_in_use(machine.root) == pytest.approx(0.25)
 
 
 def test_the_tightest_of_nested_groups_counts(machine: Machine) -> None:

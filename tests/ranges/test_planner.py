@@ -1,30 +1,27 @@
-"""Cutting, planning, and the ledger's chain."""
+"""Planning, and the ledger's chain."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH, Consumer
 from objbuf_dagster.errors import (
     BufferReplaced,
     CorruptData,
-    InvalidInput,
     RangeNotPlanned,
     SequenceGap,
     StorageUnavailable,
     UnsupportedVersion,
 )
-from objbuf_dagster.protocol import BatchDescriptor, Manifest, Metadata, PlannedBatch, RangeObject
-from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, cut, plan, range_of
+from objbuf_dagster.protocol import Manifest, PlannedBatch, RangeObject
+from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, range_of
+from objbuf_dagster.ranges.planner import waiting_bytes
 from objbuf_dagster.store import MemoryStore, RetryingStore, Store
-from tests.support.buffers import append, batch_name, fill, manifest_of, manifests
+from tests.support.buffers import append, fill, manifest_of, manifests
 from tests.support.counting import CountingStore
 from tests.support.faults import AT_ONCE, Call, FaultStore
 
@@ -33,87 +30,12 @@ NOW = NOW_MS / 1000
 ALL = Limits(max_wait=0)
 
 
-def batch(sequence: int, size: int | None = 10, time_ms: int = 0) -> PlannedBatch:
-    return PlannedBatch(BatchDescriptor(sequence, f"ingest/{sequence}", (Metadata(0, time_ms, b""),)), size)
-
-
-def lengths(batches: list[PlannedBatch], limits: Limits) -> list[int]:
-    return [len(one) for one in cut(batches, limits, NOW_MS)]
-
-
 def keys(ranges: list[RangeObject]) -> list[tuple[int, int]]:
     return [(one.start, one.end) for one in ranges]
 
 
 def plan_all(store: Store, limits: Limits = ALL, max_ranges: int | None = None) -> list[tuple[int, int]]:
     return keys(plan(manifests(store), RangeLedger(store), limits, max_ranges=max_ranges, clock=lambda: NOW))
-
-
-# The rule
-
-
-def test_a_range_is_cut_at_max_batches() -> None:
-    assert lengths([batch(n) for n in range(7)], Limits(max_batches=3, max_wait=0)) == [3, 3, 1]
-
-
-def test_a_range_is_cut_before_it_exceeds_max_bytes() -> None:
-    assert lengths([batch(n) for n in range(7)], Limits(max_bytes=35, max_wait=0)) == [3, 3, 1]
-    assert lengths([batch(n) for n in range(6)], Limits(max_bytes=30, max_wait=0)) == [3, 3]
-
-
-def test_a_batch_that_is_too_large_has_a_range_of_its_own() -> None:
-    sizes = [10, 500, 10, 10]
-    assert lengths([batch(n, size) for n, size in enumerate(sizes)], Limits(max_bytes=100, max_wait=0)) == [1, 1, 2]
-
-
-def test_what_is_not_full_waits_until_its_oldest_batch_is_old_enough() -> None:
-    limits = Limits(max_batches=3, max_wait=10)
-    young = [batch(n, time_ms=NOW_MS - 9_999) for n in range(2)]
-    assert lengths(young, limits) == []
-    assert lengths([batch(0, time_ms=NOW_MS - 10_000), batch(1, time_ms=NOW_MS)], limits) == [2]
-    assert lengths([batch(n, time_ms=NOW_MS) for n in range(4)], limits) == [3], "what is full does not wait"
-
-
-@pytest.mark.parametrize("time_ms", [-1, -(2**63), NOW_MS + 3_600_000, 2**63 - 1])
-def test_a_time_that_cannot_be_true_makes_nothing_wait(time_ms: int) -> None:
-    assert lengths([batch(0, time_ms=time_ms)], Limits(max_wait=10)) == [1]
-
-
-def test_a_clock_that_is_a_little_ahead_still_waits() -> None:
-    assert lengths([batch(0, time_ms=NOW_MS + 500)], Limits(max_wait=10)) == []
-
-
-def test_without_metadata_the_name_tells_the_time_and_without_a_time_nothing_waits() -> None:
-    young = PlannedBatch(BatchDescriptor(0, batch_name(NOW_MS)), 1)
-    old = PlannedBatch(BatchDescriptor(0, batch_name(NOW_MS - 20_000)), 1)
-    unnamed = PlannedBatch(BatchDescriptor(0, "ingest/x"), 1)
-    assert [lengths([one], Limits(max_wait=10)) for one in (young, old, unnamed)] == [[], [1], [1]]
-
-
-@given(st.lists(st.one_of(st.none(), st.integers(0, 100)), max_size=60), st.integers(1, 10), st.integers(1, 200))
-def test_cuts_leave_no_hole_keep_the_limits_and_are_as_long_as_they_can_be(
-    sizes: list[int | None], max_batches: int, max_bytes: int
-) -> None:
-    batches = [batch(n, size) for n, size in enumerate(sizes)]
-    cuts = list(cut(batches, Limits(max_batches, max_bytes, max_wait=0), NOW_MS))
-
-    assert [one for part in cuts for one in part] == batches
-    for part, following in itertools.zip_longest(cuts, cuts[1:]):
-        size = sum(one.size or 0 for one in part)
-        assert len(part) <= max_batches
-        assert size <= max_bytes or len(part) == 1
-        if following is not None:
-            full = len(part) == max_batches or size >= max_bytes
-            assert full or size + (following[0].size or 0) > max_bytes
-
-
-@pytest.mark.parametrize("limits", [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
-def test_limits_out_of_range_are_refused(limits: tuple[int, int, float]) -> None:
-    with pytest.raises(InvalidInput):
-        Limits(*limits)
-
-
-# Planning
 
 
 def test_planning_covers_the_queue_once(any_store: Store) -> None:
@@ -151,7 +73,7 @@ def test_sizes_are_asked_for_once_while_batches_wait() -> None:
     store = MemoryStore()
     fill(store, 5, time_ms=NOW_MS)
     counting = CountingStore(store)
-    sizes: dict[int, int] = {}
+    sizes: dict[int, int | None] = {}
     ask = partial(plan, manifests(counting), RangeLedger(counting), Limits(max_wait=60), sizes=sizes)
 
     for _ in range(3):
@@ -159,6 +81,39 @@ def test_sizes_are_asked_for_once_while_batches_wait() -> None:
     assert counting.count("head") == 5
     assert keys(ask(clock=lambda: NOW + 100)) == [(0, 4)]
     assert (counting.count("head"), sizes) == (5, {})
+
+
+def test_the_bytes_that_wait_are_those_of_all_batches_where_they_are_few() -> None:
+    store = MemoryStore()
+    fill(store, 3)
+    append(store, "ingest/gone")
+    append(store, "../secret")
+    counting = CountingStore(store)
+    sizes: dict[int, int | None] = {}
+    ask = partial(waiting_bytes, manifests(counting), RangeLedger(counting), manifest_of(store))
+
+    assert ask(1, sizes) == 2 * 12 + 2 * 12, "those that cannot be asked count as the others do"
+    assert counting.count("head", path="secret") == 0
+    counting.reset()
+    assert ask(1, sizes) == 4 * 12
+    assert counting.count("head") == 0, "none twice, also of those that are not there"
+    assert ask(5, sizes) == 0
+    assert sizes == {1: 12, 2: 12, 3: None, 4: None}
+
+
+@pytest.mark.parametrize("batches", [33, 64, 65, 10_000])
+def test_the_bytes_that_wait_are_found_by_a_sample_where_they_are_many(batches: int) -> None:
+    store = MemoryStore()
+    manifest = Manifest.empty()
+    for n in range(batches):
+        manifest.append(f"ingest/{n}")
+        store.put(f"ingest/{n}", b"x" * (1 if n < batches / 2 else 3))
+    counting = CountingStore(store)
+
+    found = waiting_bytes(manifests(counting), RangeLedger(counting), manifest, 0, {})
+
+    assert found == pytest.approx(2 * batches, rel=0.1)
+    assert counting.count("head") <= 32
 
 
 def test_a_missing_batch_and_one_outside_the_buffer_are_planned_without_a_size() -> None:
@@ -403,7 +358,8 @@ def test_a_tail_that_is_at_hand_saves_the_listing() -> None:
     added = plan(manifests(store), RangeLedger(store), ALL, tail=first)
 
     assert keys(added) == [(3, 5)]
-    assert store.count("list") == 0
+    assert store.count("list") == 2, "whether another range starts in the new one, before and after it is written"
+    assert store.count("read") == 0
 
 
 def test_a_tail_that_is_no_longer_the_last_neither_doubles_nor_skips() -> None:

@@ -125,6 +125,24 @@ def test_a_run_that_takes_far_too_long_does_not_count() -> None:
     assert BALANCED.decide(CROWDED, Waiting(10, 5), running=[50_000.0]).ranges == 1
 
 
+def test_why_nothing_may_start_is_told() -> None:
+    some = Waiting(10, 5)
+    assert BALANCED.decide(CROWDED, some).busy == ""
+    assert BALANCED.decide(CROWDED, some, running=[5.0]).busy.startswith("1 run goes on, and more at once")
+    assert BALANCED.decide(CROWDED, some, running=[5.0], others=[5.0]).busy.startswith("2 runs go on")
+    assert BALANCED.decide(ALONE, some, running=[5.0], room=0).busy.startswith("memory has no room")
+    assert BALANCED.decide(CROWDED, Waiting(), running=[5.0]).busy == "", "where nothing waits, nothing is missed"
+
+
+def test_what_is_in_flight_is_to_be_caught_up_with() -> None:
+    nothing, little = Waiting(), Waiting(size=1 * MB, seconds=1)
+    assert BALANCED.decide(ALONE, nothing, since_cut=1.0, in_flight=1 * MB).catch_up_seconds == 0
+    for waiting in (nothing, little):
+        found = BALANCED.decide(ALONE, waiting, since_cut=1.0, in_flight=20 * GIB).catch_up_seconds
+        assert found is not None
+        assert found > 20 * GIB / (400 * MB) / 4
+
+
 def test_time_to_catch_up_is_told() -> None:
     assert BALANCED.decide(ALONE, Waiting(size=1 * MB, seconds=1), since_cut=1.0).catch_up_seconds == 0
     near, far = (

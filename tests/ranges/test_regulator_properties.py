@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,7 +86,9 @@ def test_whatever_is_observed_limits_hold_and_every_figure_is_a_number(
     pressure: float,
 ) -> None:
     state = regulator.update(State(), observations)
-    check(regulator, regulator.decide(state, waiting, since_cut=since_cut, running=running, pressure=pressure))
+    given_: dict[str, Any] = {"since_cut": since_cut, "running": running, "pressure": pressure}
+    check(regulator, regulator.decide(state, waiting, **given_))
+    check(regulator, regulator.decide(state, waiting, **given_, others=running, in_flight=pressure, room=0))
     text = json.dumps(state.to_json(), allow_nan=False)
     assert State.from_json(json.loads(text)) == state
     assert regulator.update(state, observations) == state
@@ -101,6 +104,8 @@ def test_with_nothing_in_flight_there_is_always_room_for_a_range(
     decision = regulator.decide(state, Waiting(size=size, seconds=regulator.max_wait), since_cut=regulator.max_wait)
     check(regulator, decision)
     assert decision.ranges >= 1
+    beside = regulator.decide(state, Waiting(size=size), others=[5.0] * 9, room=0)
+    assert (beside.ranges, beside.busy) == (1, ""), "whatever else runs"
     assert decision.limits.max_wait == regulator.min_wait, "and nothing that is due waits on"
 
 
