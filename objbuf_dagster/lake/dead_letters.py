@@ -4,13 +4,18 @@ A range of `dead_letters` has a part for each decoder, so decoders that take dif
 touch each other's. What a range of a typed table has and its dead letters belong together, but are two tables, so two
 commits. `RangeLetters` puts them in an order in which an entry is always in one of the two:
 
-1. `keep`: the new letters, and those of before that are not among them.
-2. The commit of the typed table.
+1. `keep`: the new letters, and those of before that are not among them, all in files of new names.
+2. The commit of the typed table, with `check_kept` as what must still hold.
 3. `settle`: the new letters alone. What was a letter before and has become rows goes only now.
 
-A crash after any of them loses nothing, and doubles no letter; decoding the range again does the rest. Where there was
-no letter before and there is none now, nothing is committed. Of two at a time each asks, with every commit, whether
-what it goes by still holds, and fails if not: run it again.
+A crash after any of them loses nothing, and doubles no letter; decoding the range again does the rest. Until then an
+entry may have rows and a letter, and *its rows count*: `letters_with_rows` tells such letters. Where there was no
+letter before and there is none now, nothing is committed.
+
+*Of several at a time* only the last to keep goes on: names are used once, so both later steps see that somebody kept
+after them, and fail (run it again). Rows are therefore committed in the order of the keeps: who would commit behind the
+rows of one who kept later has loaded the table after those, asks after that, and is refused. And who settles removes
+nothing that anybody else's rows in the table need, whichever of them is killed where.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from objbuf_dagster.errors import InvalidInput, JobFailed
+from objbuf_dagster.errors import InvalidInput, JobFailed, ObjbufError
 from objbuf_dagster.lake.files import DataFile, LiveFile, RowsWriter
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.lake.schema import ENTRIES, Column, TableSchema
@@ -90,6 +95,25 @@ def letter_keys(table: LakeTable, range_key: str, decoder: str) -> set[tuple[int
     return {(int(sequence), int(index)) for sequence, index in _keys(table, table.files([range_key], decoder))}
 
 
+def letters_with_rows(table: LakeTable, rows: LakeTable, range_key: str, decoder: str) -> set[tuple[int, int]]:
+    """Sequence and entry index of each letter whose entry has rows in the decoder's table, and is no letter any more.
+
+    They are there between two commits of a decoding, and where one was killed until the range is decoded again. The
+    keys of the range's rows are read, in bounded blocks.
+    """
+    import numpy as np
+
+    letters = _keys(table, table.files([range_key], decoder))
+    found: list[Keys] = []
+    if len(letters):
+        for file in rows.files([range_key]):
+            for block in _blocks(rows, file, _KEY_ROWS, _KEY):
+                here = np.isin(letters, _keys_of(block))
+                found.append(letters[here])
+                letters = letters[~here]
+    return {(int(sequence), int(index)) for some in found for sequence, index in some}
+
+
 def letters_beside(table: LakeTable) -> LakeTable:
     """The table `dead_letters` of the same lake. Raises InvalidInput for a table that is a whole bucket."""
     parent, slash, _ = table.url.rpartition("/")
@@ -98,13 +122,34 @@ def letters_beside(table: LakeTable) -> LakeTable:
     return LakeTable(f"{parent}{slash}{DEAD_LETTERS_NAME}", DEAD_LETTERS, **table.settings)
 
 
+class NewLetters(ObjbufError):
+    """Entries of a range would become dead letters that are none, so perhaps rows: decode them with what can: give up.
+
+    count: of the entries. sequence, entry_index: of the first.
+    """
+
+    def __init__(self, key: str, decoder: str, count: int, first: tuple[int, int, str]) -> None:
+        sequence, entry_index, reason = first
+        super().__init__(
+            f"range {key}: {decoder} would make dead letters of {count} entries that are none and may have rows, the "
+            f"first sequence {sequence}, entry {entry_index}: {reason}. Nothing was committed: decode it with the "
+            "decoder that the asset has, with its settings"
+        )
+        self.key = key
+        self.count = count
+        self.sequence = sequence
+        self.entry_index = entry_index
+
+
 class RangeLetters:
     """The dead letters of one range by one decoder, from those of before to exactly these.
 
     new: files of the letters that there are now, written and in no commit yet.
+    may_grow: whether an entry that is no letter may become one. If not, `keep` raises NewLetters, and commits nothing.
     still: as `LakeTable.commit` takes it.
 
-    Each step may raise what `LakeTable.commit` raises; decode the range again then.
+    Each step may raise what `LakeTable.commit` raises, and JobFailed if somebody else does the same at the same time;
+    decode the range again then.
     """
 
     def __init__(
@@ -117,6 +162,7 @@ class RangeLetters:
         epoch: int,
         run_id: str | None = None,
         metadata: Metadata | None = None,
+        may_grow: bool = True,
         still: Callable[[], None] | None = None,
     ) -> None:
         self.table = table
@@ -124,52 +170,50 @@ class RangeLetters:
         self.decoder = decoder
         self.new = list(new)
         self._words: dict[str, Any] = {"epoch": epoch, "run_id": run_id, "metadata": metadata}
+        self._may_grow = may_grow
         self._still = still
-        self._ours: Keys | None = None
+        self._kept: set[str] | None = None
+        self._outdated = False
 
     def keep(self) -> None:
         """Before the rows are committed: after it, all letters are there, new and old, each once."""
         before = self._live()
         if not before and not self.new:
+            self._kept = set()
             return
         old, new = _keys(self.table, before), _keys(self.table, self.new)
-        self._ours = new
+        if not self._may_grow and len(more := _without(new, old)):
+            raise NewLetters(self.range_key, self.decoder, len(more), self._first_of(more))
+        self._outdated = bool(len(_without(old, new)))
 
         def none_more() -> None:
             live = self._live()
             if {file.path for file in live} == {file.path for file in before}:
                 return
             if len(_without(_without(_keys(self.table, live), old), new)):
-                raise JobFailed(
-                    f"range {self.range_key}: somebody else changed its dead letters of {self.decoder} at the same "
-                    "time: run it again"
-                )
+                raise self._somebody_else()
 
-        if not len(_without(old, new)):
-            self._commit(self.new, none_more)
-        elif len(_without(new, old)):
-            self._commit([*self.new, *self._written_again(before, new)], none_more)
+        files = [*self.new, *(self._written_again(before, new) if self._outdated else ())]
+        self._kept = {file.path for file in files}
+        self._commit(files, none_more)
 
-    def are_there(self) -> bool:
-        """Whether the new letters, which `keep` has kept, are still in the table: somebody else may have settled."""
-        if self._ours is None or not len(self._ours):
-            return True
-        return not len(_without(self._ours, _keys(self.table, self._live())))
+    def check_kept(self) -> None:
+        """Raise JobFailed if the letters are not those that `keep` left: somebody else has kept or settled since."""
+        if {file.path for file in self._live()} != self._kept:
+            raise self._somebody_else()
 
-    def settle(self, still: Callable[[], None] | None = None) -> None:
-        """After the rows are committed: only the new letters are left.
-
-        still: raises if the rows that took the place of others' letters are not there. Asked before the commit, after
-            which nobody else's may come in between, and once more after it.
-        """
-        live = self._live()
-        ours = self._ours if self._ours is not None else _keys(self.table, self.new)
-        if not len(_without(_keys(self.table, live), ours)):
+    def settle(self) -> None:
+        """After the rows are committed: only the new letters are left."""
+        if not self._outdated:
             return
-        again = {file.path for file in self.new} & {file.path for file in live}
-        self._commit(self._copies() if again else self.new, still)
-        if still is not None:
-            still()
+        self._commit(self._copies(), self.check_kept)
+        self._outdated = False
+
+    def _somebody_else(self) -> JobFailed:
+        return JobFailed(
+            f"range {self.range_key}: somebody else changed its dead letters of {self.decoder} at the same time, "
+            "perhaps with another version: run it again"
+        )
 
     def check(self) -> None:
         """Raise what `keep` would be refused for, as far as it can be known without a commit."""
@@ -185,6 +229,16 @@ class RangeLetters:
                     ask()
 
         self.table.commit(self.range_key, files, part=self.decoder, still=both, **self._words)
+
+    def _first_of(self, keys: Keys) -> tuple[int, int, str]:
+        """The first of these letters among the new ones: its sequence, entry index and reason."""
+        first = min((int(sequence), int(index)) for sequence, index in keys)
+        for file in self.new:
+            for block in _blocks(self.table, file, _LETTER_ROWS, [*_KEY, "reason"]):
+                for letter in block.to_pylist():
+                    if (letter[_KEY[0]], letter[_KEY[1]]) == first:
+                        return *first, letter["reason"]
+        return *first, ""
 
     def _written_again(self, files: Sequence[LiveFile], known: Keys) -> tuple[DataFile, ...]:
         """The letters of these files that are not known, in files of their own."""

@@ -1,7 +1,8 @@
 """A place where a Delta table is or will be: what all kinds of tables share of loading, making and committing.
 
 Every commit goes right behind the version that its writer has read, or fails with nothing written. deltalake's own
-retries are off: it would put a commit behind others that its writer has never seen.
+retries are off: it would put a commit behind others that its writer has never seen. Before its first commit to a
+bucket, a process makes sure that the bucket lets one of two commits lose.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from objbuf_dagster.lake.durable import sync_log
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.location import local_root, storage_options
 from objbuf_dagster.lake.reading import bucket_files, local_files
-from objbuf_dagster.store import RetryPolicy, open_store
+from objbuf_dagster.store import RetryPolicy, check_conditions, open_store
 from objbuf_dagster.store.cloud import Credentials
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class DeltaPlace:
         from deltalake import CommitProperties, DeltaTable
         from deltalake.transaction import create_table_with_add_actions
 
+        check_conditions(self.store)
         url, settings = self._location()
         configuration = {"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)}
         # With retries, who loses the race for version 0 would make the table again as version 1.
@@ -178,6 +180,7 @@ class DeltaPlace:
         """
         from deltalake import CommitProperties, PostCommitHookProperties
 
+        check_conditions(self.store)
         with translated(self.name, writing=True):
             delta.create_write_transaction(
                 list(files),

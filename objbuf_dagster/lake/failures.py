@@ -19,12 +19,14 @@ _STATUS = re.compile(r"status code\W+(\d{3})\b")
 _TRANSIENT = {"408", "409", "412", "425", "429"}  # S3 answers 409 when two conditional puts meet
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
 _DENIED = re.compile(r"lacked (the necessary privileges|valid authentication)|\(os error (1|13|30)\)|code: (1|13|30),")
+_FILE = re.compile(r"\(os error 20\)|code: 20,")
 _FULL = re.compile(r"\(os error (28|122)\)|code: (28|122),")
 
 _HINTS = {
     "bucket": "the bucket does not exist, create it or correct the URL",
     "credentials": "no credentials were found, give them as options or in the environment",
     "denied": "access denied, check the credentials or this user's rights",
+    "file": "a part of its path is a file, give it another place",
     "full": "the disk is full, free some space",
     "passing": "storage failed, check that it is up and reachable, then try again",
     "protocol": "the table asks for more than this deltalake can do, upgrade it or give the landing a table of its own",
@@ -51,7 +53,7 @@ def translated(where: str, *, writing: bool = False) -> Iterator[None]:
     try:
         yield
     except theirs.TableNotFoundError as error:
-        if _DENIED.search(str(error)):
+        if writing or _DENIED.search(str(error)):
             raise _explained(error, where, in_doubt=False) from None
         raise NoTable(f"there is no table at {where} yet") from None
     except theirs.CommitFailedError:
@@ -86,8 +88,9 @@ def _kind(text: str) -> str:
         return "credentials"
     if _DENIED.search(text) or code in ("401", "403"):
         return "denied"
-    if _FULL.search(text):
-        return "full"
+    for kind, said in (("file", _FILE), ("full", _FULL)):
+        if said.search(text):
+            return kind
     if code in _TRANSIENT or code.startswith("5") or (not code and "HTTP error" in text):
         return "passing"
     return "unknown"

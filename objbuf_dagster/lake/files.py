@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound
 from objbuf_dagster.lake.schema import RANGE_COLUMN, TableSchema
 from objbuf_dagster.ranges import SequenceRange
-from objbuf_dagster.store import Store
+from objbuf_dagster.store import LocalStore, Store
 
 if TYPE_CHECKING:
     import deltalake
@@ -35,6 +35,8 @@ _SEQUENCE = "_odb_sequence"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet")
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DATA_PATH = "_odb_data_path"
+_ADDED = "\ufffd\U0010ffff"
+"""What Spark's Delta adds to an upper bound that it has cut off."""
 _STATS = ("minValues", "maxValues", "nullCount")
 
 
@@ -123,7 +125,8 @@ def _check_there(store: Store, file: DataFile) -> None:
     try:
         size = store.head(file.path).size
     except NotFound:
-        raise NotFound(file.path, GONE) from None
+        unseen = f"the directory is not shared with the executors, or {GONE}"
+        raise NotFound(file.path, unseen if isinstance(store, LocalStore) else GONE) from None
     if size != file.size:
         raise CorruptData(f"object {file.path!r}", f"it has {size} bytes, its writer said {file.size}")
 
@@ -134,6 +137,26 @@ def batches_of(files: Sequence[DataFile | LiveFile]) -> tuple[str, str] | None:
     if not bounds or any(bound is None for pair in bounds for bound in pair):
         return None
     return min(str(least) for least, _ in bounds), max(str(most) for _, most in bounds)
+
+
+def same_batches(some: tuple[str, str], others: tuple[str, str]) -> bool:
+    """Whether two of what `batches_of` gives may be of the same batches.
+
+    A name that was cut off is compared as far as it goes: who rewrites files (OPTIMIZE) keeps the beginning of a bound,
+    and of an upper one raises the last character or adds another.
+    """
+    return all(_same_batch(one, other) for one, other in zip(some, others, strict=True))
+
+
+def within_batches(some: tuple[str, str], others: tuple[str, str]) -> bool:
+    """Whether some may be of batches between the first and the last of others, by name."""
+    (first, last), (least, most) = some, others
+    return (least <= first or _same_batch(least, first)) and (last <= most or _same_batch(last, most))
+
+
+def _same_batch(one: str, other: str) -> bool:
+    short, long = sorted((one.rstrip(_ADDED), other.rstrip(_ADDED)), key=len)
+    return short == long or (len(short) < len(long) and long.startswith(short[:-1]))
 
 
 def is_there(live: Sequence[LiveFile], files: Sequence[DataFile], landing: Sequence[DataFile]) -> bool:
@@ -164,6 +187,7 @@ class RowsWriter:
     """Writes blocks of rows to as many files as they need; no commit names these yet.
 
     new_path: gives the path of a file, a new one each time.
+    sequences: write down the lowest and the highest sequence of each file.
     """
 
     def __init__(
@@ -174,11 +198,13 @@ class RowsWriter:
         *,
         group_bytes: int = GROUP_BYTES,
         file_bytes: int = FILE_BYTES,
+        sequences: bool = True,
     ) -> None:
         self._store = store
         self._schema = schema
         self._new_path = new_path
         self._limits = (group_bytes, file_bytes)
+        self._sequences = sequences
         self._files: list[DataFile] = []
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
@@ -217,18 +243,18 @@ class RowsWriter:
         self._pending, self._pending_bytes = [], 0
         self._writer.write_table(table, row_group_size=len(table))
         self._rows += len(table)
-        found = pc.min_max(table[_SEQUENCE]).as_py()
-        self._bounds += [found["min"], found["max"]]
+        if self._sequences:
+            found = pc.min_max(table[_SEQUENCE]).as_py()
+            self._bounds += [found["min"], found["max"]]
 
     def _close(self) -> None:
         self._writer.close()
         path, size = self._new_path(), self._sink.tell()
         self._store.put(path, [self._sink.getbuffer()])
-        stats = {
-            "minValues": {_SEQUENCE: min(self._bounds)},
-            "maxValues": {_SEQUENCE: max(self._bounds)},
-            "nullCount": {_SEQUENCE: 0},
-        }
+        stats: dict[str, dict[str, int]] = {}
+        if self._sequences:
+            bounds = {"minValues": min(self._bounds), "maxValues": max(self._bounds), "nullCount": 0}
+            stats = {name: {_SEQUENCE: value} for name, value in bounds.items()}
         self._files.append(DataFile(path, size, self._rows, stats))
         self._sink, self._writer, self._rows, self._bounds = io.BytesIO(), None, 0, []
 
@@ -258,6 +284,15 @@ class Snapshot:
         return sorted(
             (file for file in files if part is None or file.part == part), key=lambda file: (file.range, file.path)
         )
+
+    def paths(self, ranges: Collection[str]) -> list[str]:
+        """Of the files of these ranges."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted = pc.is_in(self._keys, pa.array(list(ranges), pa.string()))
+        found: list[str] = self._files["path"].filter(wanted).to_pylist()
+        return found
 
     def by_range(self) -> dict[str, LandedRange]:
         """What each range has, by rising key."""
@@ -299,8 +334,8 @@ def check_replacing(
     """Refuse what would put rows into the table `name` twice, or lose those of others.
 
     live: the files that the range has now.
-    every_batch: the table has every batch of a range, so files of the same range must name the same batches,
-    batches: or these, if some may have been left out, then or now.
+    every_batch: the table has every batch of a range, so what is there must be of the same batches:
+    batches: of these; if they are not known, of those that the new files name.
     """
     used = {file.path for file in live} & {file.path for file in landing}
     if used:
@@ -311,8 +346,15 @@ def check_replacing(
             f"range {range_key} shares sequences with {other}, which has landed in {name}: rows would be "
             "there twice. Were range objects deleted or the buffer made anew? Land into another table"
         )
-    there, ours = batches_of(live), batches_of(landing)
-    if every_batch and there and ours and there != ours and not set(there) <= set(batches):
+    there = batches_of(live) if every_batch else None
+    ours = (min(batches), max(batches)) if batches else batches_of(landing)
+    if there is None or ours is None:
+        return
+    if batches:  # not each of them need have rows, and some may have been left out, then or now
+        same = all(any(_same_batch(bound, batch) for batch in batches) for bound in there)
+    else:
+        same = same_batches(there, ours)
+    if not same:
         raise BufferReplaced(
             f"range {range_key} of {name} came from {there[0]} to {there[1]}, and would be replaced by "
             f"{ours[0]} to {ours[1]}; or the table is another buffer's, and this one needs a table of its own"

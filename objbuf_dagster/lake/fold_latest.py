@@ -71,8 +71,9 @@ class ServiceLatest(LastRow):
     """Of `otel_logs`: the last log record of each (service.name, service.instance.id), and how many there were.
 
     The last one is that with the highest sequence, entry and record index, which its columns name; `LastSeen` is its
-    time, or where it has none, the time at which it was observed. Records of a resource without service.name are
-    nobody's; an instance without an id is `""`.
+    time, or where it has none, the time at which it was observed, and null for one from the year 2262 on, of which
+    `LastSeenUnixNano` has the bits. Records of a resource without service.name are nobody's; an instance without an id
+    is `""`.
     """
 
     name = "service_latest"
@@ -121,10 +122,11 @@ class ServiceLatest(LastRow):
         rows = rows.filter(pc.greater(pc.fill_null(pc.binary_length(rows.column("ServiceName")), 0), 0))
         instance = pc.map_lookup(rows.column("ResourceAttributes"), "service.instance.id", "first")
         severity = rows.column("SeverityNumber")
+        timed = rows.column("TimestampUnixNano").is_valid()  # Timestamp is null for some that have a time, too
         columns: dict[str, Any] = {
             "ServiceName": rows.column("ServiceName"),
             "ServiceInstanceId": pc.fill_null(instance, ""),
-            "LastSeen": pc.coalesce(rows.column("Timestamp"), rows.column("ObservedTimestamp")),
+            "LastSeen": pc.if_else(timed, rows.column("Timestamp"), rows.column("ObservedTimestamp")),
             "LastSeenUnixNano": pc.coalesce(rows.column("TimestampUnixNano"), rows.column("ObservedTimestampUnixNano")),
             "LastSeverityNumber": severity,
             "LastSeverityText": rows.column("SeverityText"),

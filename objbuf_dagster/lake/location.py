@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.store import LocalStore, MemoryStore, RetryPolicy, Store
 from objbuf_dagster.store.cloud import Credentials
+from objbuf_dagster.store.places import overlap, parts_of
 
 _S3 = ("s3", "s3a")
 _GOOGLE = ("gs",)
@@ -30,6 +32,21 @@ def local_root(url: str, store: Store) -> Path | None:
     if "%" in (str(root) if root else url):
         raise InvalidInput("deltalake takes a '%' in a name for something else: give the table a place without one")
     return root
+
+
+def check_apart(table: Store, name: str, buffer: BufferPlace) -> None:
+    """Raise InvalidInput for a table at, above or below what a buffer consists of.
+
+    Each is looked after by who takes what lies in its folders for its own: a buffer's batches and a table's files are
+    garbage to the other one's upkeep, sooner or later.
+    """
+    place = parts_of(table)
+    for path in (buffer.data_prefix, buffer.manifest_path):
+        if overlap(place, parts_of(buffer.store, path)):
+            raise InvalidInput(
+                f"the table at {name} and the buffer's {path} would lie one inside the other: give the table a place "
+                "of its own, with another lake or another name of the table"
+            )
 
 
 def storage_options(
@@ -61,7 +78,7 @@ def storage_options(
     )
     if scheme in _S3:
         # If-None-Match on the commit's object is what makes one of two racing commits lose. Said aloud, since the
-        # environment could turn it off.
+        # environment could turn it off; that the server keeps to it is tried before the first commit.
         given["aws_conditional_put"] = "etag"
         given["aws_s3_allow_unsafe_rename"] = "false"
     return given

@@ -9,7 +9,6 @@ one wins; the other finds that the cursor has moved. Readers see one version or 
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from objbuf_dagster.errors import (
 from objbuf_dagster.lake.delta import SOFTWARE, DeltaPlace, different_columns
 from objbuf_dagster.lake.durable import sync_before_commit
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
-from objbuf_dagster.lake.files import DataFile, check_there
+from objbuf_dagster.lake.files import DataFile, add_action, check_there
 from objbuf_dagster.lake.fold import BUCKET, Fold, Scope, state_schema
 from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor, how_to_rebuild, schema_hash
 from objbuf_dagster.lake.state_shadow import Shadow, files_by_bucket, new_path
@@ -37,7 +36,6 @@ from objbuf_dagster.store.cloud import Credentials
 if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
-    from deltalake.transaction import AddAction
 
 CURSOR = "cursor"
 """The bucket that has no rows, and one file: the cursor."""
@@ -257,7 +255,7 @@ class StateTable(DeltaPlace):
 
     def _try(self, current: StateSnapshot, new: Prepared, words: Mapping[str, Any]) -> LostRace | StorageError | None:
         """Why it failed, or may have."""
-        actions = [_action(bucket, file) for bucket, file in new.files]
+        actions = [add_action({BUCKET: bucket}, file) for bucket, file in new.files]
         replace = None if new.replaced is None else [(BUCKET, "in", list(new.replaced))]
         try:
             self._write(current.delta, actions, words, replace=replace, schema=self._delta_schema())
@@ -317,16 +315,3 @@ def read_cursor(place: DeltaPlace, paths: Sequence[str]) -> StateCursor:
 
 def _file(row: Mapping[str, Any]) -> DataFile:
     return DataFile(row["path"], row["size_bytes"], row.get("num_records") or 0)
-
-
-def _action(bucket: str, file: DataFile) -> AddAction:
-    from deltalake.transaction import AddAction
-
-    return AddAction(
-        path=file.path,
-        size=file.size,
-        partition_values={BUCKET: bucket},
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=json.dumps({"numRecords": file.rows}),
-    )

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from objbuf_dagster.errors import CorruptData, ObjbufError, UnsupportedVersion, shown
+from objbuf_dagster.lake.files import Snapshot, same_batches
 from objbuf_dagster.lake.fold import Fold, Scope, state_schema
 from objbuf_dagster.ranges import SequenceRange
 
@@ -60,6 +62,7 @@ class StateCursor:
     keys: that the state has.
     buffer: where the batches came from, as whoever applied them calls it, if he did.
     batches: the first and the last batch of `last_range`, by name, which no other buffer has.
+    files: what `files_hash` gives for the files that the typed table had of the ranges applied; None if it lacked some.
     fold, fold_version, scope, buckets, schema: what it was made with; schema is a hash of the columns.
     """
 
@@ -77,6 +80,7 @@ class StateCursor:
     buffer: str | None = None
     batches: tuple[str, str] | None = None
     gaps: tuple[tuple[int, int], ...] = ()
+    files: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"version": _VERSION, **asdict(self)}
@@ -104,6 +108,7 @@ class StateCursor:
                 buffer=None if document["buffer"] is None else _text(document["buffer"]),
                 batches=None if document["batches"] is None else _pair(document["batches"]),
                 gaps=tuple((_whole(first), _whole(last)) for first, last in document["gaps"]),
+                files=None if document["files"] is None else f"{int(_text(document['files']), 16):064x}",
             )
         except (KeyError, TypeError, ValueError, ObjbufError) as error:
             raise CorruptData(_WHAT, f"a field is missing or of the wrong kind: {shown(repr(error))}") from None
@@ -158,7 +163,7 @@ class StateCursor:
 
     def check_batches(self, table: str, batches: tuple[str, str] | None) -> None:
         """Raises RebuildNeeded if its last range has these batches, and had others when it was applied."""
-        if batches is not None and self.batches is not None and batches != self.batches:
+        if batches is not None and self.batches is not None and not same_batches(batches, self.batches):
             raise RebuildNeeded(
                 table,
                 "replaced",
@@ -167,11 +172,51 @@ class StateCursor:
                 "made anew, or the state is of another one",
             )
 
+    def stale(self, table: str, typed_name: str, typed: Snapshot) -> tuple[str | None, int]:
+        """How the typed table is other than what was applied, in words with what to do, and by how many rows.
+
+        (None, 0) also if it lacks ranges, so that nobody can tell.
+        """
+        landed = {SequenceRange.from_key(key): found.rows for key, found in typed.by_range().items()}
+        applied = {
+            one: rows
+            for one, rows in landed.items()
+            if self.first_sequence <= one.start < self.next_sequence
+            and not any(first <= one.start <= last for first, last in self.gaps)
+        }
+        passed = sum(last - first + 1 for first, last in self.gaps)
+        if sum(map(len, applied)) != self.next_sequence - self.first_sequence - passed:
+            return None, 0
+        known = [rows for rows in applied.values() if rows is not None]
+        changed = sum(known) - self.rows if len(known) == len(applied) else 0
+        same = self.files in (None, files_hash(typed.paths([one.key for one in applied])))
+        how = how_to_rebuild(table, by_cursor=True)
+        if same and not changed:
+            return None, 0
+        if same and self.files is not None:
+            return (
+                f"the state was rebuilt by a decoder that makes {-changed:+d} rows of `entries`, compared with "
+                f"{typed_name}: redrive first (`objbuf dead-letters redrive`), or decode those ranges again by their "
+                f"asset. Then once more: {how}"
+            ), changed
+        return (
+            f"ranges that were applied have other files in {typed_name} now, with {changed:+d} rows: they were decoded "
+            f"anew, dead letters were redriven, or another program rewrote them. The state knows nothing of it. {how}"
+        ), changed
+
 
 def schema_hash(schema: pa.Schema) -> str:
     """The same for the same columns, whatever their metadata."""
     fields = [[each.name, str(each.type), each.nullable] for each in schema]
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+
+
+def files_hash(paths: Iterable[str], before: str = "0") -> str:
+    """The same for the same paths in any order, also if some came before. A path is used once, so it is its file."""
+    found = int(before, 16)
+    for path in paths:
+        found ^= int.from_bytes(hashlib.sha256(path.encode()).digest(), "big")
+    return f"{found:064x}"
 
 
 def _text(value: Any) -> str:

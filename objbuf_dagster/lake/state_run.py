@@ -1,7 +1,8 @@
 """Moving a state on: the ranges that are due, in the order of their sequences, each once and never past a hole.
 
 `catch_up` reads the typed table. `rebuild` reads `entries` and decodes again: that is what helps when ranges of the
-typed table are gone, when sequences are in no range at all, and after the fold was changed.
+typed table are gone, when sequences are in no range at all, and after the fold was changed. What only Spark can decode
+it reads from the typed table instead.
 
 Storage that fails is tried again, a range at a time, from the state that it was applied to: so no failure leaves a hole
 or applies anything twice. After TRIES failures in a row it is given up, and what was committed until then stays.
@@ -10,15 +11,15 @@ or applies anything twice. After TRIES failures in a row it is given up, and wha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from objbuf_dagster.errors import InvalidInput, StorageUnavailable
+from objbuf_dagster.errors import InvalidInput, NotFound, StorageUnavailable
 from objbuf_dagster.lake.files import LiveFile, Snapshot, batches_of
 from objbuf_dagster.lake.fold import ORDER
 from objbuf_dagster.lake.state import TRIES, StateTable
-from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor
+from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor, files_hash
 from objbuf_dagster.lake.state_rows import ordered
 from objbuf_dagster.lake.state_shadow import Shadow
 from objbuf_dagster.lake.table import LakeTable
@@ -45,9 +46,10 @@ class StateReport:
     cursor, version: None if nothing was ever applied.
     ranges, rows, commits: by this call; rows of the typed table, also those that did not matter.
     waiting: why nothing more could be applied, if ranges lie behind what is missing.
-    changed: rows that the typed table has more (or less) in the ranges that were applied, since they were: dead letters
-        were redriven, or ranges decoded anew. The state knows nothing of it until it is rebuilt. 0 also if that cannot
-        be told.
+    stale: that the typed table has something else in the ranges that were applied, in words with what to do: dead
+        letters were redriven or ranges decoded anew since then, or it was rebuilt by another version of the decoder.
+        None also if that cannot be told, because the typed table lacks some of them.
+    changed: rows that it has more (or less) there; another number than 0 has its words.
     """
 
     cursor: StateCursor | None
@@ -56,6 +58,7 @@ class StateReport:
     rows: int = 0
     commits: int = 0
     waiting: str | None = None
+    stale: str | None = None
     changed: int = 0
 
 
@@ -97,13 +100,14 @@ def catch_up(
         landed = _landed(typed)
         cursor = snapshot.cursor if snapshot else None
         if cursor is not None:
-            cursor.check_buffer(state.name, sources.buffer)
+            if not done.patiently(_planned_the_same, sources.ledger, cursor):
+                cursor.check_buffer(state.name, sources.buffer)
             cursor.check_batches(state.name, done.patiently(_batches, sources.entries, cursor.last_range))
         due = done.patiently(_due, state, sources, cursor, landed)
         if not due.ranges:
             version = snapshot.version if snapshot and cursor else None
-            changed = _changed(cursor, landed)
-            return StateReport(cursor, version, done.ranges, done.rows, done.commits, due.waiting, changed)
+            since = _since(state, sources, cursor, typed)
+            return StateReport(cursor, version, done.ranges, done.rows, done.commits, due.waiting, *since)
         if snapshot is None:
             done.patiently(state.load_or_create)
             continue  # others may have been faster, and have applied something by now
@@ -112,7 +116,7 @@ def catch_up(
         for one in chosen:
             files = typed.live([one.key]) if typed else []
             done.fold(one, shadow, ordered, sources.typed, files, state.fold.reads)
-        new = _moved(state, sources, cursor, chosen, shadow, done)
+        new = _moved(state, sources, cursor, chosen, shadow, done, typed)
         prepared = done.patiently(state.prepare, shadow, new)
         if state.commit(snapshot, prepared, words=_words(run_id), tries=tries) is not None:
             done.ranges += len(chosen)
@@ -123,7 +127,7 @@ def catch_up(
 def rebuild(
     state: StateTable,
     sources: Sources,
-    decode: Decode,
+    decode: Decode | None,
     *,
     over_gaps: bool = False,
     run_id: str | None = None,
@@ -136,22 +140,34 @@ def rebuild(
     `over_gaps`. Keys that no row has any more are gone. What others commit meanwhile is replaced: the cursor says how
     far the state is, and `catch_up` does the rest.
 
-    Raises InvalidInput if `entries` has nothing to make it from, StorageUnavailable after `tries` failures in a row.
+    decode: None for what cannot be decoded here: it is made from the typed table then, and ends where that lacks a
+        range that `entries` has.
+
+    Raises InvalidInput if there is nothing to make it from, StorageUnavailable after `tries` failures in a row.
     """
     _check_settings(1, tries)
     done = _Done(tries)
-    found = done.patiently(sources.entries.snapshot)
-    chosen, gaps, waiting = done.patiently(_to_rebuild, sources, _landed(found), over_gaps)
+    entries, typed = done.patiently(sources.entries.snapshot), done.patiently(sources.typed.snapshot)
+    table, found = (sources.typed, typed) if decode is None else (sources.entries, entries)
+    chosen, gaps, waiting = done.patiently(
+        _to_rebuild, sources, table, _landed(found), {*_landed(entries), *_landed(found)}, _landed(typed), over_gaps
+    )
     if found is None or not chosen:
-        raise InvalidInput(f"there is nothing in {sources.entries.name} to rebuild {state.name} from: land it first")
+        raise InvalidInput(
+            f"there is nothing in {table.name} to rebuild {state.name} from: {waiting or 'land it first'}"
+        )
     snapshot = done.patiently(state.load_or_create, any_fold=True)
     shadow = state.shadow()
     for one in chosen:
-        done.fold(one, shadow, _decoded, state, sources.entries, found.live([one.key]), decode)
-    new = _moved(state, sources, None, chosen, shadow, done, gaps)
+        files = found.live([one.key])
+        if decode is None:
+            done.fold(one, shadow, ordered, table, files, state.fold.reads)
+        else:
+            done.fold(one, shadow, _decoded, state, table, files, decode)
+    new = _moved(state, sources, None, chosen, shadow, done, typed, gaps)
     prepared = done.patiently(state.prepare, shadow, new, everything=True)
     version = state.commit(snapshot, prepared, words={**_words(run_id), "rebuild": True}, tries=tries)
-    return StateReport(new, version, len(chosen), shadow.rows, 1, waiting)
+    return StateReport(new, version, len(chosen), shadow.rows, 1, waiting, *_since(state, sources, new, typed))
 
 
 @dataclass(slots=True)
@@ -216,6 +232,22 @@ def _batches(entries: LakeTable, range_key: str) -> tuple[str, str] | None:
     return batches_of(entries.files([range_key]))
 
 
+def _planned_the_same(ledger: RangeLedger | None, cursor: StateCursor) -> bool:
+    """Whether this buffer has the batches of the cursor's last range: then it is the same one, whatever its URL is now.
+
+    So goes on what was imported beside a buffer that was moved, copied or is read by another name. Names of batches are
+    never used twice. Those that the lake has would not do: it may be about to get those of another buffer.
+    """
+    if ledger is None or cursor.batches is None:
+        return False
+    wanted = SequenceRange.from_key(cursor.last_range)
+    try:
+        planned = ledger.at(wanted.start)
+    except NotFound:
+        return False
+    return planned.end == wanted.end and {*cursor.batches} <= {one.descriptor.location for one in planned.batches}
+
+
 def _decoded(
     state: StateTable, entries: LakeTable, files: Sequence[LiveFile], decode: Decode
 ) -> Iterator[pa.RecordBatch]:
@@ -232,11 +264,17 @@ def _moved(
     applied: Sequence[SequenceRange],
     shadow: Shadow,
     done: _Done,
+    typed: Snapshot | None,
     gaps: Sequence[tuple[int, int]] = (),
 ) -> StateCursor:
     """The cursor behind these ranges."""
     done.patiently(shadow.write_out)
     last = applied[-1]
+    files = before.files if before else files_hash([])
+    if files is not None and typed is not None and {*applied} <= _landed(typed).keys():
+        files = files_hash(typed.paths([one.key for one in applied]), files)
+    else:
+        files = None
     return state.cursor_of(
         last_range=last.key,
         next_sequence=last.end + 1,
@@ -247,6 +285,7 @@ def _moved(
         buffer=sources.buffer or (before.buffer if before else None),
         batches=done.patiently(_batches, sources.entries, last.key),
         gaps=(*(before.gaps if before else ()), *gaps),
+        files=files,
     )
 
 
@@ -324,20 +363,29 @@ def _planned(ledger: RangeLedger, start: int) -> SequenceRange | None:
 
 
 def _to_rebuild(
-    sources: Sources, entries: Mapping[SequenceRange, int | None], over_gaps: bool
+    sources: Sources,
+    table: LakeTable,
+    there: Collection[SequenceRange],
+    landed: Collection[SequenceRange],
+    typed: Collection[SequenceRange],
+    over_gaps: bool,
 ) -> tuple[list[SequenceRange], list[tuple[int, int]], str | None]:
-    """The ranges to make it from, the gaps between them, and what ended it before its time."""
-    typed = _landed(sources.typed.snapshot())
+    """The ranges to make it from, the gaps between them, and what ended it before its time.
+
+    there: in the table that it is made from. landed: in that, or in `entries`.
+    """
     end = max((one.end for one in typed), default=None)
     chosen: list[SequenceRange] = []
     gaps: list[tuple[int, int]] = []
-    for one in entries:
+    for one in sorted(landed):
         if end is not None and one.end > end:
             break
+        if one not in there:
+            return chosen, gaps, f"range {one} is not in {table.name}: materialise it there first"
         position = chosen[-1].end + 1 if chosen else one.start
         if one.start > position:
             if not over_gaps and not _never_comes(sources.ledger, position, one.start):
-                missing = f"sequences {position} to {one.start - 1} are not in {sources.entries.name}"
+                missing = f"sequences {position} to {one.start - 1} are not in {table.name}"
                 told = "yet" if sources.ledger else "and nobody can tell whether they will be: name the buffer"
                 return chosen, gaps, f"{missing} {told}"
             gaps.append((position, one.start - 1))
@@ -353,10 +401,7 @@ def _never_comes(ledger: RangeLedger | None, first: int, behind: int) -> bool:
     return all(ledger.at(start).end < expired for start in ledger.starts(first) if start < behind)
 
 
-def _changed(cursor: StateCursor | None, landed: Mapping[SequenceRange, int | None]) -> int:
-    if cursor is None:
-        return 0
-    applied = {one: rows for one, rows in landed.items() if cursor.first_sequence <= one.start < cursor.next_sequence}
-    whole = sum(map(len, applied)) == cursor.next_sequence - cursor.first_sequence
-    known = [rows for rows in applied.values() if rows is not None]
-    return sum(known) - cursor.rows if whole and len(known) == len(applied) else 0
+def _since(
+    state: StateTable, sources: Sources, cursor: StateCursor | None, typed: Snapshot | None
+) -> tuple[str | None, int]:
+    return (None, 0) if cursor is None or typed is None else cursor.stale(state.name, sources.typed.name, typed)

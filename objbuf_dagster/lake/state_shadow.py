@@ -11,7 +11,7 @@ the others keep their files.
 from __future__ import annotations
 
 import contextlib
-import io
+import functools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.errors import ObjbufError
 from objbuf_dagster.lake.delta import DeltaPlace
-from objbuf_dagster.lake.files import DataFile
+from objbuf_dagster.lake.files import DataFile, RowsWriter
 from objbuf_dagster.lake.fold import (
     BUCKET,
     ORDER,
@@ -43,7 +43,6 @@ WORKING_BYTES = 32 << 20
 """Touched state in memory."""
 
 _GROUP_BYTES = 8 << 20
-_FILE_BYTES = 64 << 20
 _CODE = "_odb_code"
 
 
@@ -172,14 +171,18 @@ class Shadow:
 
         if not len(self._known):
             return
+        schema = state_schema(self.fold)
         home = buckets_of(self._working[_CODE].combine_chunks(), self.buckets)
         for bucket in buckets_of(self._known, self.buckets).unique().to_pylist():
-            writer = _Writer(self.place, state_schema(self.fold), bucket)
+            writer = RowsWriter(
+                self.place.store, schema, functools.partial(new_path, bucket), group_bytes=_GROUP_BYTES, sequences=False
+            )
             for file in self.files.get(bucket, ()):
                 for block in blocks(self.place, file):
-                    writer.add(block.filter(pc.invert(pc.is_in(codes_of(block, self.fold.key), self._known))))
+                    kept = block.filter(pc.invert(pc.is_in(codes_of(block, self.fold.key), self._known)))
+                    writer.add(kept.cast(schema))
             for block in self._working.filter(pc.equal(home, bucket)).drop_columns([_CODE]).to_batches():
-                writer.add(block)
+                writer.add(block.cast(schema))
             self.files[bucket] = writer.finish()
             self._written |= {file.path: file for file in self.files[bucket]}
             self.changed.add(bucket)
@@ -199,55 +202,6 @@ def folder_of_bucket(bucket: str) -> str:
 def new_path(bucket: str) -> str:
     """A path for a file of this bucket, never given before."""
     return f"{folder_of_bucket(bucket)}/part-{uuid.uuid4().hex}.parquet"
-
-
-class _Writer:
-    """Writes the rows of one bucket to as many files as they need; no commit names these yet."""
-
-    def __init__(self, place: DeltaPlace, schema: pa.Schema, bucket: str) -> None:
-        self._place = place
-        self._schema = schema
-        self._bucket = bucket
-        self._pending: list[pa.RecordBatch] = []
-        self._size = self._rows = 0
-        self._sink = io.BytesIO()
-        self._writer: Any = None
-        self._files: list[DataFile] = []
-
-    def add(self, block: pa.RecordBatch) -> None:
-        if not len(block):
-            return
-        self._pending.append(block)
-        self._size += block.nbytes
-        if self._size >= _GROUP_BYTES:
-            self._write()
-            if self._sink.tell() >= _FILE_BYTES:
-                self._close()
-
-    def finish(self) -> tuple[DataFile, ...]:
-        if self._pending:
-            self._write()
-        if self._writer is not None:
-            self._close()
-        return tuple(self._files)
-
-    def _write(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd")
-        table = pa.Table.from_batches([block.cast(self._schema) for block in self._pending])
-        self._pending, self._size = [], 0
-        self._writer.write_table(table, row_group_size=len(table))
-        self._rows += len(table)
-
-    def _close(self) -> None:
-        self._writer.close()
-        path, size = new_path(self._bucket), self._sink.tell()
-        self._place.store.put(path, [self._sink.getbuffer()])
-        self._files.append(DataFile(path, size, self._rows))
-        self._sink, self._writer, self._rows = io.BytesIO(), None, 0
 
 
 def files_by_bucket(files: Sequence[tuple[str, DataFile]]) -> dict[str, tuple[DataFile, ...]]:

@@ -141,8 +141,8 @@ class LakeTable(DeltaPlace):
         The files must be complete and their names new (`new_path`). Committing the same files again changes nothing.
         After an error the table has the old range or the new one. Lost races are repeated for `give_up_after` seconds.
 
-        batches: names of all batches of the range, if its rows need not be of each: those of before may be of others
-            among them then.
+        batches: names of all batches of the range: rows of before must be of these, whichever of them have rows. If not
+            given, of those that the files name; then no files replace anything.
         still: raises if what the caller knew does not hold any more; nothing is committed then. It is asked after the
             table was loaded, by each attempt: who commits because of a change comes after it, or makes this one ask
             again.

@@ -30,7 +30,7 @@ from objbuf_dagster.errors import CorruptData, InvalidInput, NotFound, StorageEr
 from objbuf_dagster.lake.delta import SOFTWARE, DeltaPlace
 from objbuf_dagster.lake.durable import LOG, sync_before_commit
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
-from objbuf_dagster.lake.files import LiveFile, Snapshot
+from objbuf_dagster.lake.files import DataFile, LiveFile, Snapshot, add_action, same_batches
 from objbuf_dagster.lake.fold import BUCKET, Fold
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.lake.schema import RANGE_COLUMN
@@ -50,6 +50,7 @@ from objbuf_dagster.lake.transfer_check import (
     cursor_of,
     disk_errors,
     document_in,
+    is_entries,
     read_export,
     runs_of,
 )
@@ -125,7 +126,7 @@ def import_table(
         of another buffer, and refused. Without them it is refused too, unless it is to be trusted.
     landed: the `entries` of the lake that a table of ranges comes to. One whose ranges are cut otherwise there, or are
         of other batches, is of another buffer, and refused; one with ranges that are not there too, unless it is to be
-        trusted. Without it, as where `entries` itself comes back, there is nothing to be foreign to.
+        trusted. Without it any but `entries` itself, to which all others are compared, must be trusted as well.
 
     Raises CorruptData for a directory that is not whole, InvalidInput for a place with something in it, or a foreign
     cursor. After a StorageError it can be repeated.
@@ -136,10 +137,15 @@ def import_table(
     if kind == "state":
         _check_foreign(StateCursor.from_json(cursor), fold, batches, trust)
     elif landed is not None:
-        check_same_ranges(source, parts, manifest["partitions"], landed, trust)
+        check_same_ranges(source, parts, landed, trust)
+    elif not trust and not is_entries(schema):
+        raise InvalidInput(
+            "nothing here tells whether the export is of the same buffer: there is no `entries` to compare its ranges "
+            "with. Nothing was written: land it first or name it with --entries, or pass --trust-cursor (trust=True)"
+        )
     ours = {part.path for part in parts}
     _check_vacant(place, ours)
-    actions = [_action(part) for part in parts]
+    actions = [add_action(part.partition, DataFile(part.path, part.size, part.rows, part.stats)) for part in parts]
     for part in parts:
         _copy_in(source / DATA / part.path, place, part, seen)
     if place.root is not None:
@@ -267,7 +273,7 @@ def _check_foreign(cursor: StateCursor, fold: Fold | None, batches: tuple[str, s
             f"the export's cursor is foreign: {', '.join(different)}. Nothing was written: import it with the release "
             "that made it, or rebuild the state instead"
         )
-    if batches is not None and cursor.batches is not None and batches != cursor.batches:
+    if batches is not None and cursor.batches is not None and not same_batches(batches, cursor.batches):
         raise InvalidInput(
             f"the export's cursor is of another buffer: its last range {cursor.last_range} is of {cursor.batches[0]} "
             f"to {cursor.batches[1]}, and here of {batches[0]} to {batches[1]}. Nothing was written: import it into "
@@ -327,19 +333,6 @@ def _commit(
         if there != ours:
             raise InvalidInput(f"somebody else made a table at {place.name} in this moment: look at it, then decide")
     place.sync(0)
-
-
-def _action(part: Part) -> AddAction:
-    from deltalake.transaction import AddAction
-
-    return AddAction(
-        path=part.path,
-        size=part.size,
-        partition_values=dict(part.partition),
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=json.dumps({"numRecords": part.rows, **part.stats}),
-    )
 
 
 def _put(path: Path, data: bytes) -> None:

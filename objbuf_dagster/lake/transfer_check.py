@@ -13,10 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.errors import CorruptData, InvalidInput, StorageError, UnsupportedVersion, shown
-from objbuf_dagster.lake.files import DataFile, Snapshot, batches_of
+from objbuf_dagster.lake.dead_letters import QUARANTINE
+from objbuf_dagster.lake.files import DataFile, Snapshot, batches_of, within_batches
 from objbuf_dagster.lake.fold import BUCKET
 from objbuf_dagster.lake.reading import parquet_errors
-from objbuf_dagster.lake.schema import RANGE_COLUMN
+from objbuf_dagster.lake.schema import ENTRIES, RANGE_COLUMN
 from objbuf_dagster.lake.state import CURSOR
 from objbuf_dagster.lake.state_cursor import StateCursor, schema_hash
 from objbuf_dagster.ranges import SequenceRange
@@ -215,24 +216,31 @@ def _by_range(parts: Sequence[Part]) -> dict[SequenceRange, list[Part]]:
     return found
 
 
-def check_same_ranges(
-    source: Path, parts: Sequence[Part], partitions: Sequence[str], landed: Snapshot, trust: bool
-) -> None:
+def is_entries(schema: deltalake.Schema) -> bool:
+    """Whether a table with these columns is `entries`, whatever its name."""
+    return _types(schema) == _types(ENTRIES.to_delta())
+
+
+def check_same_ranges(source: Path, parts: Sequence[Part], landed: Snapshot, trust: bool) -> None:
     """Raises InvalidInput for a table whose ranges are not those of this lake's `entries`."""
-    here, mine = {SequenceRange.from_key(key) for key in landed.by_range()}, _by_range(parts)
+    here = {SequenceRange.from_key(key): found.rows for key, found in landed.by_range().items()}
+    mine = _by_range(parts)
     what = "the export's cursor is of another buffer"
     remedy = "Nothing was written: import it into the lake of its own buffer, or decode the ranges here again"
-    for one in sorted(mine.keys() - here):
+    for one in sorted(mine.keys() - here.keys()):
         other = next((each for each in here if each.start <= one.end and one.start <= each.end), None)
         if other is not None:
             raise InvalidInput(f"{what}: range {one} is cut otherwise here, as {other}. {remedy}")
-    if len(partitions) == 1:  # others have letters of batches that `entries` was made without
-        for one in sorted(mine.keys() & here):
-            theirs, ours = _batches(source, mine[one]), batches_of(landed.live([one.key]))
-            if theirs is not None and ours is not None and not (ours[0] <= theirs[0] and theirs[1] <= ours[1]):
-                was, now = f"{theirs[0]} to {theirs[1]}", f"{ours[0]} to {ours[1]}"
-                raise InvalidInput(f"{what}: its range {one} is of {was}, and here of {now}. {remedy}")
-    if not trust and (missing := min(mine.keys() - here, default=None)) is not None:
+    for one in sorted(mine.keys() & here.keys()):
+        # `entries` was made without the batches that letters of the quarantine are about
+        made = [part for part in mine[one] if part.rows and QUARANTINE not in part.partition.values()]
+        if made and here[one] == 0:
+            raise InvalidInput(f"{what}: its range {one} has rows, and none here. {remedy}")
+        theirs, ours = _batches(source, made), batches_of(landed.live([one.key]))
+        if theirs is not None and ours is not None and not within_batches(theirs, ours):
+            was, now = f"{theirs[0]} to {theirs[1]}", f"{ours[0]} to {ours[1]}"
+            raise InvalidInput(f"{what}: its range {one} is of {was}, and here of {now}. {remedy}")
+    if not trust and (missing := min(mine.keys() - here.keys(), default=None)) is not None:
         raise InvalidInput(
             f"nothing here tells whether the export is of the same buffer: its range {missing} is not in `entries`. "
             "Nothing was written: land that range first, or pass --trust-cursor (trust=True) if it is"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from objbuf_dagster.lake.fold import BUCKET
 from objbuf_dagster.lake.schema import RANGE_COLUMN
 from objbuf_dagster.lake.table import LakeTable
 from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.store import ObjectInfo
 
 if TYPE_CHECKING:
     import deltalake
@@ -27,6 +30,7 @@ SHORTEST_RETENTION = timedelta(hours=1)
 their age tells them apart, so this must be longer than a landing takes, whatever the clocks say."""
 
 _DELTA_RETENTION_HOURS = 168
+_REMEMBERED = "delta.deletedFileRetentionDuration"
 _TRIES = 5
 _LOOK_BACK = 20
 
@@ -40,7 +44,10 @@ class MaintainReport:
     files_deleted, bytes_freed: data files that no version within the retention has.
     log_files_deleted: commits and checkpoints older than the table's `delta.logRetentionDuration` (30 days unless
         set), and what killed commits left in the log.
-    dry_run: nothing was changed, the numbers of files are what would be; log files are not counted.
+    dry_run: nothing was changed, the numbers of files are what would be; log and temporary files are not counted.
+    temporary_files_deleted: what killed tasks left in a directory before it was a file, a day old or older.
+    foreign_files: files older than the retention that lie below the table and that none of its writers can have
+        written: another table, a buffer, somebody's export. They stay. first_foreign: the path of one of them.
     """
 
     version: int | None
@@ -50,6 +57,9 @@ class MaintainReport:
     log_files_deleted: int
     seconds: float
     dry_run: bool
+    temporary_files_deleted: int = 0
+    foreign_files: int = 0
+    first_foreign: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +98,13 @@ def maintain(
 
     Those are: files of landings that were killed, once they are older than `retention` (a timedelta or seconds,
     counted in whole hours), and files of ranges that landed again longer ago than that. Readers of an older version,
-    and landings, must be done within it. What was replaced is kept no longer than the table's
-    `delta.deletedFileRetentionDuration` (7 days unless set), if that is shorter.
+    and landings, must be done within it. A retention that is longer than the table's
+    `delta.deletedFileRetentionDuration` (7 days unless set) is set there first: after that time the log forgets which
+    files were replaced, and when. So some of what was replaced before the first run with it may be gone earlier.
 
     May run at any time, also beside landings and itself, and may be repeated after any failure. Of a state it is what
-    deletes the files of older versions: each commit rewrites the buckets that changed.
+    deletes the files of older versions: each commit rewrites the buckets that changed. What others put below the table
+    is left alone, and counted.
 
     Raises InvalidInput for a retention below an hour (see SHORTEST_RETENTION), and for a table that is not ours.
     """
@@ -105,16 +117,20 @@ def maintain(
     version = delta.version()
     log_files = 0
     if not dry_run:
+        delta = _remember_replaced(table, delta, hours)
         log_files = _compact_log(table, delta)
-    paths, freed = _vacuum(table, hours, dry_run)
+    needless, foreign = _vacuum(table, hours, dry_run)
     return MaintainReport(
         version=version,
-        checkpoint_version=None if dry_run else version,
-        files_deleted=paths,
-        bytes_freed=freed,
+        checkpoint_version=None if dry_run else delta.version(),
+        files_deleted=len(needless),
+        bytes_freed=sum(info.size for info in needless),
         log_files_deleted=log_files,
         seconds=time.monotonic() - started,
         dry_run=dry_run,
+        temporary_files_deleted=0 if dry_run else _tidy(table, delta),
+        foreign_files=len(foreign),
+        first_foreign=foreign[0].path if foreign else None,
     )
 
 
@@ -161,6 +177,32 @@ def _ours(table: DeltaPlace) -> deltalake.DeltaTable:
     return delta
 
 
+def _remember_replaced(table: DeltaPlace, delta: deltalake.DeltaTable, hours: int) -> deltalake.DeltaTable:
+    """Have checkpoints name replaced files for so long: those that none names are taken for what killed tasks left."""
+    from deltalake import CommitProperties
+
+    for _ in range(_TRIES):
+        with translated(table.name):
+            said = delta.metadata().configuration.get(_REMEMBERED)
+        if (_DELTA_RETENTION_HOURS if said is None else _interval_hours(said)) >= hours:
+            return delta
+        words = CommitProperties(custom_metadata={METADATA_KEY: {"software": SOFTWARE}}, max_commit_retries=0)
+        try:
+            with translated(table.name, writing=True):
+                delta.alter.set_table_properties({_REMEMBERED: f"interval {hours} hours"}, commit_properties=words)
+        except LostRace:
+            pass
+        delta = table.open_delta()
+        table.sync(delta.version())
+    raise StorageUnavailable(f"too many landings in {table.name} to set its {_REMEMBERED}: run it again later")
+
+
+def _interval_hours(said: str) -> float:
+    """Of what Delta calls an interval: `interval 30 days`."""
+    found = re.findall(r"(\d+)\s+(week|day|hour|minute|second)s?\b", said.lower())
+    return sum(timedelta(**{f"{unit}s": int(number)}).total_seconds() for number, unit in found) / 3600
+
+
 def _compact_log(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
     """A checkpoint, then without the log files that it makes needless. Returns how many these were."""
     with translated(table.name):
@@ -175,32 +217,37 @@ def _compact_log(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
     return len(before - {info.path for info in table.store.list(LOG)})
 
 
-def _vacuum(table: DeltaPlace, hours: int, dry_run: bool) -> tuple[int, int]:
-    """Returns how many files went, and their bytes. Full: what killed tasks left was never in the log."""
-    from deltalake import CommitProperties
+def _vacuum(table: DeltaPlace, hours: int, dry_run: bool) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
+    """Returns the files that went, and those that are not the table's.
 
-    found: set[str] = set()
-    sizes: dict[str, int] | None = None
-    for _ in range(_TRIES):
-        try:
-            with translated(table.name):
-                delta = table.open_delta()
-                options: dict[str, Any] = {
-                    "retention_hours": hours,
-                    "enforce_retention_duration": hours >= _DELTA_RETENTION_HOURS,
-                    "full": True,
-                }
-                needless = delta.vacuum(dry_run=True, **options)
-                found.update(needless)
-                if sizes is None:  # while they are there
-                    sizes = {info.path: info.size for info in table.store.list()} if needless else {}
-                if needless and not dry_run:
-                    words = {METADATA_KEY: {"software": SOFTWARE}}
-                    delta.vacuum(dry_run=False, commit_properties=CommitProperties(custom_metadata=words), **options)
-            return len(found), sum(sizes.get(path, 0) for path in found)
-        except LostRace:  # its commits only note that it ran; what is deleted stays deleted
-            continue
-    raise StorageUnavailable(f"too many landings in {table.name} for a vacuum to finish: run it again later")
+    deltalake names what no version needs, also what killed tasks left and was never in the log: with that, all that
+    anybody put below the directory. It is not asked to delete, since it cannot be told to leave some of these alone.
+    """
+    with translated(table.name):
+        delta = table.open_delta()
+        # `enforce` would refuse less than the table's property says.
+        named = set(delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True))
+        ours = _written_by_us(delta.metadata().partition_columns)
+    there = [info for info in table.store.list() if info.path in named] if named else []
+    needless = [info for info in there if ours.fullmatch(info.path)]
+    if not dry_run:
+        for error in table.store.delete(info.path for info in needless).values():
+            raise error
+    return needless, [info for info in there if not ours.fullmatch(info.path)]
+
+
+def _tidy(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
+    """Without the temporary files of killed tasks, which no listing shows; only where tasks of this table write."""
+    if table.root is None:
+        return 0
+    with translated(table.name):
+        column = delta.metadata().partition_columns[0]
+    return sum(table.store.tidy(folder.name) for folder in table.root.glob(f"{column}=*"))
+
+
+def _written_by_us(partitions: Sequence[str]) -> re.Pattern[str]:
+    """Paths of data files: in a folder for each partition column, no deeper and no higher."""
+    return re.compile("".join(f"{re.escape(column)}=[^/]+/" for column in partitions) + r"[^/]+\.parquet")
 
 
 def _last_landing(table: LakeTable, version: int) -> Landing | None:

@@ -27,13 +27,15 @@ def key(number: int) -> str:
     return SequenceRange(number * 10, number * 10 + 9).key
 
 
-def write(table: LakeTable, range_key: str, tag: bytes = b"", *, files: int = 2, rows: int = 5) -> list[DataFile]:
+def write(
+    table: LakeTable, range_key: str, tag: bytes = b"", *, files: int = 2, rows: int = 5, prefix: str = "ingest"
+) -> list[DataFile]:
     """Data files of this range, not committed yet; `tag` is in every entry."""
     start = SequenceRange.from_key(range_key).start
-    return [_write_one(table, range_key, tag, start + number * rows, rows) for number in range(files)]
+    return [_write_one(table, range_key, tag, start + number * rows, rows, prefix) for number in range(files)]
 
 
-def _write_one(table: LakeTable, range_key: str, tag: bytes, first: int, rows: int) -> DataFile:
+def _write_one(table: LakeTable, range_key: str, tag: bytes, first: int, rows: int, prefix: str) -> DataFile:
     sequences = list(range(first, first + rows))
     data = pa.table(
         {
@@ -41,7 +43,7 @@ def _write_one(table: LakeTable, range_key: str, tag: bytes, first: int, rows: i
             "_odb_entry_index": [0] * rows,
             "_odb_ingestion_time_ms": [None] * rows,
             "_odb_manifest_path": ["ingest/manifest"] * rows,
-            "_odb_data_path": [f"ingest/{number}.batch" for number in sequences],
+            "_odb_data_path": [f"{prefix}/{number}.batch" for number in sequences],
             "_odb_metadata": [None] * rows,
             "entry": [tag] * rows,
         },
@@ -59,7 +61,7 @@ def _write_one(table: LakeTable, range_key: str, tag: bytes, first: int, rows: i
     return DataFile(path, len(sink.getvalue()), rows, stats)
 
 
-def land(table: LakeTable, range_key: str, tag: bytes = b"", **shape: int) -> None:
+def land(table: LakeTable, range_key: str, tag: bytes = b"", **shape: Any) -> None:
     table.commit(range_key, write(table, range_key, tag, **shape), epoch=1)
 
 

@@ -96,8 +96,8 @@ def test_parts_of_a_range_leave_each_other_alone(letters: LakeTable) -> None:
 @pytest.mark.parametrize(
     ("new", "kept", "commits"),
     [
-        ([], [1, 2], 1),
-        ([1], [1, 2], 1),
+        ([], [1, 2], 2),
+        ([1], [1, 2], 2),
         ([1, 2], [1, 2], 1),
         ([1, 2, 3], [1, 2, 3], 1),
         ([2, 3], [1, 2, 3], 2),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from objbuf_dagster.errors import InvalidInput, ObjbufError, StorageError, StorageUnavailable
-from objbuf_dagster.lake import LakeTable, stat
+from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError, StorageUnavailable
+from objbuf_dagster.lake import DataFile, LakeTable, stat
 from objbuf_dagster.store import RetryPolicy
 from tests.lake.landings import key, land, sequences, tags, write
 from tests.support.proxy import Proxy, Request, Spoiling, proxied
@@ -216,8 +216,16 @@ class Provider:
 def test_a_disk_that_refuses_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ObjbufError):
+    with pytest.raises(StorageError, match=r"a part of its path is a file.*/file/lake"):
         LakeTable(tmp_path / "file" / "lake").commit(key(0), [], epoch=1)
+
+
+def test_files_that_executors_wrote_elsewhere_are_told_of_as_such(tmp_path: Path, proxy: Proxy) -> None:
+    for table in (LakeTable(tmp_path / "lake"), open_table(proxy)):
+        file = DataFile(table.new_path(key(0)), 100, 1)
+        with pytest.raises(NotFound, match="it was deleted before its commit") as raised:
+            table.commit(key(0), [file], epoch=1)
+        assert ("not shared with the executors" in str(raised.value)) == (table.root is not None)
 
 
 def test_asynchronous_providers_are_refused(s3: S3Location) -> None:

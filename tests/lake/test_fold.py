@@ -207,6 +207,17 @@ def test_the_last_of_each_service_and_instance() -> None:
     assert found["till", "1"]["LastSeen"].microsecond == 7
 
 
+def test_both_columns_of_when_a_service_was_seen_are_of_one_time() -> None:
+    fold = ServiceLatest()
+    rows, _ = decoded(OtlpLogs(), entries_batch([logs_of("shop", "1", [9], 2**63 + 5)]))
+    schema = pa.schema([*_order_fields(), *(each for each in OtlpLogs().schema if each.name in fold.reads)])
+    row = {**{name: rows[0][name] for name in schema.names}, "ObservedTimestamp": 7, "ObservedTimestampUnixNano": 7_000}
+
+    (found,) = fold.keyed(pa.RecordBatch.from_pylist([row], schema)).to_pylist()
+
+    assert (found["LastSeen"], found["LastSeenUnixNano"]) == (None, 5 - 2**63), "what came, and nothing is guessed"
+
+
 class Failing(Accounts):
     """That knows no b."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
+from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.errors import InvalidInput, StorageError
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.lake.location import storage_options
-from objbuf_dagster.store import RetryPolicy
+from objbuf_dagster.lake.location import check_apart, storage_options
+from objbuf_dagster.store import LocalStore, RetryPolicy, open_store
 from objbuf_dagster.store.cloud import Credentials
 from tests.support.bucket import Answer, fake_bucket
 
@@ -86,3 +90,52 @@ def test_google_and_azure_are_asked_at_the_right_place() -> None:
         for url, settings in (("gs://bucket/lake", bucket.google_options), ("az://container/lake", azure)):
             with pytest.raises(StorageError, match=f"access denied.*{url}.*{bucket.endpoint}"):
                 LakeTable(url, options=settings).version()
+
+
+S3 = {"region": "here", "endpoint": "http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("table", "buffer", "apart"),
+    [
+        ("/d/entries", "/d/entries", False),  # above the data
+        ("/d/buffer/ingest", "/d/buffer", False),
+        ("/d/buffer/ingest/entries", "file:///d/buffer/", False),
+        ("/d/buffer/x/../ingest/manifest", "/d/buffer", False),
+        ("/d/lake/entries", "/d/buffer", True),
+        ("/d/lake/entries", "/d", True),
+        ("/d/buffer-lake/entries", "/d/buffer", True),
+        ("/d/buffer/entries", "/d/buffer", True),  # beside the data
+        ("s3://b/events", "s3://b/events", False),
+        ("s3://b/a b", "s3a://b/a%20b/", False),
+        ("s3://b", "s3://b/events", False),
+        ("s3://b/ingest/entries", "s3://b", False),
+        ("s3://b/lake/entries", "s3://b", True),
+        ("s3://b/lake/entries", "s3://b/events", True),
+        ("s3://c/events", "s3://b/events", True),
+        ("/b/events", "s3://b/events", True),
+        ("/d/entries", "memory://", True),
+    ],
+)
+def test_a_table_must_not_lie_in_a_buffer_nor_around_it(table: str, buffer: str, apart: bool) -> None:
+    place = BufferPlace(open_store(buffer, options=S3 if buffer.startswith("s3") else None))
+    found = LakeTable(table, options=S3 if table.startswith("s3") else None)
+
+    with contextlib.nullcontext() if apart else pytest.raises(InvalidInput, match="give the table a place of its own"):
+        check_apart(found.store, found.name, place)
+
+
+def test_a_bucket_of_the_same_name_elsewhere_is_another_place() -> None:
+    place = BufferPlace(open_store("s3://b/events", options={**S3, "endpoint": "http://127.0.0.1:2"}))
+    table = LakeTable("s3://b/events", options=S3)
+
+    check_apart(table.store, table.name, place)
+
+
+def test_a_link_into_a_buffer_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "buffer/ingest").mkdir(parents=True)
+    (tmp_path / "lake").symlink_to(tmp_path / "buffer/ingest")
+    table = LakeTable(tmp_path / "lake/entries")
+
+    with pytest.raises(InvalidInput, match="the buffer's ingest would lie one inside the other"):
+        check_apart(table.store, table.name, BufferPlace(LocalStore(tmp_path / "buffer")))

@@ -289,6 +289,25 @@ def test_another_scope_or_number_of_buckets_is_refused(world: World, scope: Scop
     assert world.found() == world.expected()
 
 
+def test_the_same_buffer_at_another_place_is_known_by_its_batches(world: World, tmp_path: Path) -> None:
+    """As after an import, beside a copy of the buffer."""
+    world.buffer = "file:///one"
+    last = world.land(0, [["a1 put 1"], ["a2 put 1"]])
+    world.apply()
+    world.land(2, [["a1 put 2"]])
+    world.buffer = "file:///two"
+    world.ledger = ledger_with(LocalStore(tmp_path / "cut otherwise"), SequenceRange(0, 0), SequenceRange(1, 2))
+    with pytest.raises(RebuildNeeded, match="made from the buffer file:///one"):
+        world.apply()
+    world.ledger = ledger_with(LocalStore(tmp_path / "moved"), last, SequenceRange(2, 2))
+
+    world.apply()
+
+    assert world.found() == world.expected()
+    world.ledger = None
+    world.apply()  # it has the new place in its cursor
+
+
 def test_another_buffer_is_refused(world: World, tmp_path: Path) -> None:
     world.buffer = "file:///one"
     world.land(0, [["a1 put 1"]])

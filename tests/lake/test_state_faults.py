@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +20,17 @@ from objbuf_dagster.lake.state import StateSnapshot, StateTable
 from objbuf_dagster.lake.state_shadow import Shadow
 from objbuf_dagster.store import RetryPolicy
 from tests.lake.landings import SPAWN, run_all
-from tests.lake.states import QUICK, Accounts, World, apply_once, as_state, rows_of, some_entries, start_applying
+from tests.lake.states import (
+    QUICK,
+    REPOSITORY,
+    Accounts,
+    World,
+    apply_once,
+    as_state,
+    rows_of,
+    some_entries,
+    start_applying,
+)
 from tests.support.proxy import Proxy, Request, Spoiling, proxied
 from tests.support.s3 import S3Location
 
@@ -308,6 +320,19 @@ def test_a_killed_process_leaves_the_state_of_its_cursor(tmp_path: Path, what: s
         assert world.found() == world.expected(through=through)
     assert world.apply().cursor is not None
     assert world.found() == world.expected()
+
+
+def test_a_process_that_is_killed_at_any_step_leaves_whole_ranges_and_a_whole_state(tmp_path: Path) -> None:
+    """Kill -9 before and after each write and each commit of landing ranges, and of applying, rebuilding and importing;
+    the last before a commit is between a range's last data file and the log. Then all is done."""
+    command = [sys.executable, "-m", "tests.lake.deaths", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = {what: int(number) for what, number in map(str.split, done.stdout.splitlines())}
+    assert set(steps) == {"land", "apply", "rebuild", "import"}
+    assert all(number >= 6 for number in steps.values()), "a bucket, the cursor and the commit at least, twice each"
+    assert steps["land"] >= 18, "two data files and a commit, three times, twice each"
 
 
 class _nobody:  # noqa: N801  stands for a process

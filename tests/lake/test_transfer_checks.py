@@ -13,7 +13,7 @@ import pytest
 
 from objbuf_dagster.errors import CorruptData, InvalidInput, UnsupportedVersion
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
+from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, QUARANTINE
 from objbuf_dagster.lake.state_cursor import StateCursor
 from objbuf_dagster.lake.transfer import cursor_in, export_table, import_table
 from tests.cli.letters import put_letters
@@ -210,8 +210,46 @@ def test_ranges_of_another_buffer_are_refused(
 
 def test_ranges_of_the_same_buffer_are_taken(world: World, tmp_path: Path) -> None:
     letters = LakeTable(f"{world.url}/dead_letters", DEAD_LETTERS)
-    put_letters(letters, "000000000000-000000000000", "lines", [(0, 1, "reason", b"x")])
+    key = "000000000000-000000000000"
+    put_letters(letters, key, "lines", [(0, 1, "reason", b"x")], batch="ingest/b{:06d}.batch")
+    put_letters(letters, key, QUARANTINE, [(0, 0, "left out", b"")], batch="ingest/a{:06d}.batch")
     for number, table in enumerate([world.typed, world.entries, letters]):
         export_table(table, tmp_path / f"out{number}")
         import_table(tmp_path / f"out{number}", LakeTable(tmp_path / f"{number}"), landed=world.entries.snapshot())
         assert LakeTable(tmp_path / f"{number}", None).ranges() == table.ranges()
+
+
+def test_dead_letters_of_another_buffer_are_refused(world: World, tmp_path: Path) -> None:
+    letters = LakeTable(f"{world.url}/dead_letters", DEAD_LETTERS)
+    put_letters(letters, "000000000000-000000000000", "lines", [(0, 1, "reason", b"x")], batch="ingest/z{:06d}.batch")
+    export_table(letters, tmp_path / "out")
+    with pytest.raises(InvalidInput, match=r"another buffer.*is of ingest/z000000.batch .*and here of ingest/b000000"):
+        import_table(tmp_path / "out", LakeTable(tmp_path / "again"), landed=world.entries.snapshot(), trust=True)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("table", ["entries", "typed"])
+def test_rows_of_a_range_that_has_none_here_are_of_another_buffer(world: World, tmp_path: Path, table: str) -> None:
+    export_table(getattr(world, table), tmp_path / "out")
+    other = World(str(tmp_path / "other"))
+    for one in world.landed:
+        other.entries.commit(one.key, [], epoch=1)
+    with pytest.raises(InvalidInput, match=r"another buffer.*range 000000000000-000000000000 has rows, and none here"):
+        import_table(tmp_path / "out", LakeTable(tmp_path / "again"), landed=other.entries.snapshot(), trust=True)
+
+
+def test_a_typed_table_needs_entries_or_trust(ranges: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no `entries` to compare.*--entries, or pass --trust-cursor"):
+        import_table(ranges, LakeTable(tmp_path / "again"))
+    assert not (tmp_path / "again").exists()
+    import_table(ranges, LakeTable(tmp_path / "again"), trust=True)
+
+
+def test_a_state_goes_on_and_comes_back_after_entries_were_rewritten(world: World, state: Path, tmp_path: Path) -> None:
+    """By others, who cut names of batches off."""
+    cursor = world.state.cursor()
+    assert cursor is not None
+    assert cursor.batches is not None
+    cut = (cursor.batches[0][:-9], cursor.batches[1][:-10] + "1")
+    cursor.check_batches("state", cut)
+    import_table(state, LakeTable(tmp_path / "again"), fold=Accounts(), batches=cut)
