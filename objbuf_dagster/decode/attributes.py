@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from objbuf_dagster.decode.shapes import Read, read_common
-from objbuf_dagster.decode.values import REPEATED, json_of, text_of
+from objbuf_dagster.decode.values import REPEATED, UnknownKind, json_of, key_of, text_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,7 +134,7 @@ def _read_all(serialised: pa.Array) -> tuple[Read, npt.NDArray[np.int64]]:
 
 
 def _read_others(serialised: pa.Array, positions: npt.NDArray[np.int64]) -> tuple[Read, npt.NDArray[np.int64]]:
-    """The attributes at these positions, with protobuf, and the positions of those that it does not take."""
+    """The attributes at these positions, with protobuf, and the positions of those that it does not take or know."""
     import numpy as np
     import pyarrow as pa
     from google.protobuf.message import DecodeError
@@ -148,8 +148,8 @@ def _read_others(serialised: pa.Array, positions: npt.NDArray[np.int64]) -> tupl
     for data in encoded.dictionary.to_pylist():
         try:
             item = KeyValue.FromString(data)
-            key, (text, kind) = item.key, text_of(item.value)
-        except (DecodeError, RecursionError):
+            key, (text, kind) = key_of(item), text_of(item.value)
+        except (DecodeError, RecursionError, UnknownKind):
             bad.append(len(keys))
             key, text, kind = "", None, None
         keys.append(key)

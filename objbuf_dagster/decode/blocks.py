@@ -109,7 +109,7 @@ def _sort_out(decoder: Decoder, payloads: pa.Array) -> tuple[npt.NDArray[np.int6
     for code, payload in enumerate(encoded.dictionary.to_pylist()):
         try:
             taken.append(bool(decoder.takes(payload)))
-        except MemoryError:
+        except (MemoryError, ImportError):  # the process lacks something, for all entries alike
             raise
         except Exception as error:  # noqa: BLE001  whatever a payload from outside does to a decoder is about that payload
             taken.append(False)

@@ -65,7 +65,7 @@ class Decoder(ABC):
 
         payload: None where the entry has none.
         Raises Undecodable if it can't be told, or must not be guessed: then the entry is a failure with that reason.
-        Whatever else it raises is one too.
+        Whatever else it raises is one too, but for MemoryError and ImportError: those are about the process.
         """
 
     @abstractmethod
@@ -80,7 +80,8 @@ class EntryDecoder(Decoder):
     def records(self, entry: bytes) -> Iterable[Mapping[str, Any]]:
         """The rows of one entry, as values by column name; a column left out is null.
 
-        Whatever it raises makes this entry a failure; Undecodable says just its reason.
+        Whatever it raises makes this entry a failure, but for MemoryError and ImportError, which are about the
+        process; Undecodable says just its reason.
         """
 
     def decode(self, entries: pa.Array) -> Decoded:

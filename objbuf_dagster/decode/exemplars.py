@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.decode.attributes import Attributes
 from objbuf_dagster.decode.columns import instant_fields, instants, lists, map_type, owners, structs
+from objbuf_dagster.decode.values import UnknownKind
+from objbuf_dagster.decode.wire import is_unknown_kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 def number_of(point: Any) -> tuple[float | None, int | None]:
-    """A point's value as a double, and exactly if it is an integer; both None if it has none."""
+    """A point's value as a double, and exactly if it is an integer; both None if it has none. Or UnknownKind."""
     kind = point.WhichOneof("value")
+    if kind is None and is_unknown_kind(point):
+        raise UnknownKind
     if kind == "as_int":
         return float(point.as_int), point.as_int
     return (point.as_double if kind == "as_double" else None), None
@@ -24,6 +28,7 @@ class Exemplars:
 
     def __init__(self) -> None:
         self._times: list[int] = []
+        self._bad: list[int] = []
         self._values: list[float | None] = []
         self._integers: list[int | None] = []
         self._traces: list[str] = []
@@ -34,7 +39,11 @@ class Exemplars:
     def add(self, exemplars: Any) -> None:
         for exemplar in exemplars:
             self._times.append(exemplar.time_unix_nano)
-            value, integer = number_of(exemplar)
+            try:
+                value, integer = number_of(exemplar)
+            except UnknownKind:
+                self._bad.append(len(self._values))
+                value, integer = None, None
             self._values.append(value)
             self._integers.append(integer)
             self._traces.append(exemplar.trace_id.hex())
@@ -57,7 +66,8 @@ class Exemplars:
         ]
 
     def build(self) -> tuple[pa.Array, list[int]]:
-        """The column, and the rows with an attribute that is no valid protobuf."""
+        """The column, and the rows with an attribute that is no valid protobuf, or a value of no known kind."""
+        import numpy as np
         import pyarrow as pa
 
         attributes = self._attributes.build()
@@ -71,4 +81,4 @@ class Exemplars:
             attributes.kinds,
         ]
         column = lists(self._ends, structs(self.fields(), columns))
-        return column, owners(self._ends, attributes.bad).tolist()
+        return column, owners(self._ends, np.union1d(attributes.bad, np.array(self._bad, np.int64))).tolist()

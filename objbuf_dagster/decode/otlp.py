@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +12,7 @@ from objbuf_dagster.decode.columns import map_type, spread
 from objbuf_dagster.decode.decoder import Decoded, Decoder, Failure
 from objbuf_dagster.decode.envelope import Envelope, Signal
 from objbuf_dagster.decode.requests import official, with_raw_attributes
-from objbuf_dagster.decode.wire import why_refused
+from objbuf_dagster.decode.wire import SMALL, small_fields, why_refused
 from objbuf_dagster.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SERVICE_NAME = "service.name"
+
+_LEAST_BYTES = 2
+"""Of anything that is counted: a tag and a length."""
+
+_SHORT_FIELDS = 4
+"""Of what is counted: an attribute is a message, a key, another message and its text."""
 
 _MOST_BYTES = 256 << 20
 """As JSON text a byte may be six; a column of strings ends at 2 GiB."""
@@ -56,16 +62,18 @@ class Rows(ABC):
 class OtlpDecoder(Decoder):
     """One export request per entry, told by the envelope.
 
-    most_bytes: an entry that is larger is a failure: a request is parsed as a whole, and then takes up to 80 times its
-        size, if somebody means ill.
-    most_records: so is one with more records, which may be as short as 2 bytes each.
+    most_bytes: an entry that is larger is a failure: a request is parsed as a whole.
+    most_records: so is one with more records, or with more of all else that is counted (resources, scopes, metrics,
+        events, links, exemplars, quantiles and attributes together). They may be as short as 2 bytes each, and take 70
+        times that in memory, if somebody means ill: so one that may have more than 4 times as many short fields is not
+        parsed at all.
     """
 
-    most_bytes: int = 32 << 20
+    most_bytes: int = 64 << 20
     most_records: int = 500_000
 
     signal: ClassVar[Signal]
-    parts: ClassVar[tuple[str, str]]
+    parts_in: ClassVar[tuple[str, str]]
     """Where a request has its resources, and a resource its scopes."""
 
     def __post_init__(self) -> None:
@@ -75,6 +83,10 @@ class OtlpDecoder(Decoder):
     @abstractmethod
     def count(self, scope: Any) -> int:
         """How many rows `Rows.add` makes of this scope."""
+
+    @abstractmethod
+    def parts(self, scope: Any) -> Iterator[int]:
+        """How much this scope has beside its records, by and by."""
 
     @abstractmethod
     def rows(self) -> Rows:
@@ -99,11 +111,18 @@ class OtlpDecoder(Decoder):
         parse, descriptor = with_raw_attributes(self.signal).FromString, official(self.signal).DESCRIPTOR
         failures: dict[int, str] = {}
         context, rows = _Context(), self.rows()
-        of_resources, of_scopes = self.parts
+        of_resources, of_scopes = self.parts_in
         for position, scalar in enumerate(entries):
             data = scalar.as_py()
             if len(data) > self.most_bytes:
                 failures[position] = f"the entry has {len(data)} bytes, more than most_bytes, {self.most_bytes}"
+                continue
+            most_fields = _SHORT_FIELDS * self.most_records
+            if len(data) // _LEAST_BYTES > most_fields and (fields := small_fields(data)) > most_fields:
+                failures[position] = (
+                    f"the entry may have {fields} fields of less than {SMALL} bytes, more than {_SHORT_FIELDS} times "
+                    f"most_records, {self.most_records}"
+                )
                 continue
             try:
                 request = parse(data)
@@ -115,11 +134,29 @@ class OtlpDecoder(Decoder):
             if records > self.most_records:
                 failures[position] = f"the entry has {records} records, more than most_records, {self.most_records}"
                 continue
+            if len(data) // _LEAST_BYTES > self.most_records and self._has_too_many_parts(resources):
+                failures[position] = (
+                    f"the entry has more than most_records, {self.most_records}, attributes and other parts of records"
+                )
+                continue
             for resource in resources:
                 context.add_resource(position, resource)
                 for scope in getattr(resource, of_scopes):
                     context.add_scope(scope, rows.add(scope))
         return self._put_together(entries, context, rows, failures)
+
+    def _has_too_many_parts(self, resources: Any) -> bool:
+        """Counted no further than needed, before Python's and Arrow's values are made of them."""
+        found = 0
+        for resource in resources:
+            found += 1 + len(resource.resource.attributes)
+            for scope in getattr(resource, self.parts_in[1]):
+                found += 1 + len(scope.scope.attributes)
+                for more in self.parts(scope):
+                    found += more
+                    if found > self.most_records:
+                        return True
+        return found > self.most_records
 
     def _put_together(self, entries: pa.Array, context: _Context, rows: Rows, failures: dict[int, str]) -> Decoded:
         import numpy as np

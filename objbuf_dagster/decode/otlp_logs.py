@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.decode.attributes import Attributes
 from objbuf_dagster.decode.columns import instant_fields, instants, map_type
 from objbuf_dagster.decode.envelope import Signal
 from objbuf_dagster.decode.otlp import Built, OtlpDecoder, Rows
-from objbuf_dagster.decode.values import text_of
+from objbuf_dagster.decode.values import UnknownKind, text_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,10 +24,14 @@ class OtlpLogs(OtlpDecoder):
     name = "otlp_logs"
     version = 1
     signal = Signal.LOGS
-    parts = ("resource_logs", "scope_logs")
+    parts_in = ("resource_logs", "scope_logs")
 
     def count(self, scope: Any) -> int:
         return len(scope.log_records)
+
+    def parts(self, scope: Any) -> Iterator[int]:
+        for record in scope.log_records:
+            yield len(record.attributes)
 
     def rows(self) -> Rows:
         return _LogRows()
@@ -58,6 +62,7 @@ class _LogRows(Rows):
         self._observed: list[int] = []
         self._numbers: list[int] = []
         self._severities: list[str] = []
+        self._bad: list[int] = []
         self._bodies: list[str | None] = []
         self._body_kinds: list[str | None] = []
         self._attributes = Attributes()
@@ -78,7 +83,12 @@ class _LogRows(Rows):
         self._observed += [record.observed_time_unix_nano for record in records]
         self._numbers += [record.severity_number for record in records]
         self._severities += [record.severity_text for record in records]
-        for text, kind in [text_of(record.body) for record in records]:
+        for record in records:
+            try:
+                text, kind = text_of(record.body)
+            except UnknownKind:
+                self._bad.append(len(self._bodies))
+                text, kind = None, None
             self._bodies.append(text)
             self._body_kinds.append("string" if kind is None and text is not None else kind)
         for record in records:
@@ -112,4 +122,4 @@ class _LogRows(Rows):
             "Flags": pa.array(self._flags, pa.int64()),
             "EventName": pa.array(self._events, pa.string()),
         }
-        return Built(columns, dict.fromkeys(attributes.bad.tolist(), ""))
+        return Built(columns, dict.fromkeys([*attributes.bad.tolist(), *self._bad], ""))

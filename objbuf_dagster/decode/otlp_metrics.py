@@ -1,11 +1,12 @@
 """OpenTelemetry metrics: one row per data point of a gauge, sum, histogram, exponential histogram or summary.
 
-All kinds share one schema; what a kind does not have is null. A metric without data points, or of a kind that is not
-known yet, gives no row.
+All kinds share one schema; what a kind does not have is null. A metric without data points gives no row; one of a kind
+that is not known yet, or a point whose value is, makes its entry a failure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.decode.attributes import Attributes
@@ -13,12 +14,17 @@ from objbuf_dagster.decode.columns import enum_text, instant_fields, instants, l
 from objbuf_dagster.decode.envelope import Signal
 from objbuf_dagster.decode.exemplars import Exemplars, number_of
 from objbuf_dagster.decode.otlp import Built, OtlpDecoder, Rows
+from objbuf_dagster.decode.values import UnknownKind
+from objbuf_dagster.decode.wire import is_unknown_kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _TEMPORALITIES = ("UNSPECIFIED", "DELTA", "CUMULATIVE")
 _WITH_TEMPORALITY = {"sum", "histogram", "exponential_histogram"}
+_BUCKETS_A_PART = 16
+"""A bucket may be one byte on the wire: so many count as one of the parts that an entry may have."""
+
 _COUNTS = ("Count", "ZeroCount")
 _COUNT_LISTS = ("BucketCounts", "PositiveBucketCounts", "NegativeBucketCounts")
 
@@ -32,10 +38,26 @@ class OtlpMetrics(OtlpDecoder):
     name = "otlp_metrics"
     version = 1
     signal = Signal.METRICS
-    parts = ("resource_metrics", "scope_metrics")
+    parts_in = ("resource_metrics", "scope_metrics")
 
     def count(self, scope: Any) -> int:
         return sum(len(_points(metric)[1]) for metric in scope.metrics)
+
+    def parts(self, scope: Any) -> Iterator[int]:
+        for metric in scope.metrics:
+            kind, points = _points(metric)
+            yield 1 + len(metric.metadata)
+            for point in points:
+                yield len(point.attributes)
+                if kind == "summary":
+                    yield len(point.quantile_values)
+                    continue
+                if kind == "exponential_histogram":
+                    buckets = len(point.positive.bucket_counts) + len(point.negative.bucket_counts)
+                    yield buckets // _BUCKETS_A_PART
+                yield len(point.exemplars)
+                for exemplar in point.exemplars:
+                    yield len(exemplar.filtered_attributes)
 
     def rows(self) -> Rows:
         return _PointRows()
@@ -129,6 +151,8 @@ class _PointRows(Rows):
         self._metric_scopes: list[int] = []
         self._metric_rows: list[int] = []
         self._scopes = 0
+        self._bad: list[int] = []
+        self._bad_scopes: list[int] = []
         self._starts: list[int] = []
         self._times: list[int] = []
         self._attributes = Attributes()
@@ -140,6 +164,8 @@ class _PointRows(Rows):
         rows = 0
         for metric in scope.metrics:
             kind, points = _points(metric)
+            if kind is None and is_unknown_kind(metric):
+                self._bad_scopes.append(self._scopes)
             data: Any = None if kind is None else getattr(metric, kind)
             temporality = enum_text(data.aggregation_temporality, _TEMPORALITIES) if kind in _WITH_TEMPORALITY else None
             monotonic = data.is_monotonic if kind == "sum" else None
@@ -152,7 +178,11 @@ class _PointRows(Rows):
                 self._times.append(point.time_unix_nano)
                 self._attributes.add(point.attributes)
                 self._flags.append(point.flags)
-                self._values.append(_values(kind or "", point))
+                try:
+                    self._values.append(_values(kind or "", point))
+                except UnknownKind:
+                    self._bad.append(len(self._values))
+                    self._values.append({})
                 self._exemplars.add(() if kind == "summary" else point.exemplars)
             rows += len(points)
         self._scopes += 1
@@ -184,12 +214,12 @@ class _PointRows(Rows):
         for name, values in zip(names, every, strict=True):
             kind = pa.bool_() if name == "IsMonotonic" else pa.string()
             columns[name] = spread(pa.array(values, kind), of_metric)
-        bad = dict.fromkeys([*attributes.bad.tolist(), *bad_exemplars], "")
+        bad = dict.fromkeys([*attributes.bad.tolist(), *bad_exemplars, *self._bad], "")
         for name, kind in _value_types().items():
             columns[name], large = _column(name, kind, [values.get(name) for values in self._values])
             for row in large:
                 bad.setdefault(row, f"{name} has a number of 2^63 or more, which no column holds")
-        return Built(columns, bad, [self._metric_scopes[metric] for metric in metadata.bad])
+        return Built(columns, bad, [*self._bad_scopes, *(self._metric_scopes[metric] for metric in metadata.bad)])
 
 
 def _column(name: str, kind: pa.DataType, values: list[Any]) -> tuple[pa.Array, list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.decode.attributes import Attributes
@@ -37,10 +39,16 @@ class OtlpTraces(OtlpDecoder):
     name = "otlp_traces"
     version = 1
     signal = Signal.TRACES
-    parts = ("resource_spans", "scope_spans")
+    parts_in = ("resource_spans", "scope_spans")
 
     def count(self, scope: Any) -> int:
         return len(scope.spans)
+
+    def parts(self, scope: Any) -> Iterator[int]:
+        for span in scope.spans:
+            yield len(span.attributes) + len(span.events) + len(span.links)
+            for part in chain(span.events, span.links):
+                yield len(part.attributes)
 
     def rows(self) -> Rows:
         return _SpanRows()

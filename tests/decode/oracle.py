@@ -11,6 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -24,6 +25,25 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
 
 class TooLarge(Exception):
     """A count that no signed number holds."""
+
+
+class Unknown(Exception):
+    """A value or a key of a kind that this release does not know, or an index into strings that are not there."""
+
+
+def check_known(message: Any) -> None:
+    """Raise Unknown if a choice in this message, or in one that it holds, is unset and there are unknown fields beside
+    it; or if an attribute has no key but something else in its place."""
+    newer = len(UnknownFieldSet(message)) > 0
+    for choice in message.DESCRIPTOR.oneofs:
+        if newer and len(choice.fields) > 1 and message.WhichOneof(choice.name) is None:
+            raise Unknown
+    if message.DESCRIPTOR.name == "KeyValue" and (message.key_strindex or (newer and not message.key)):
+        raise Unknown
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if field.is_repeated else [value]:
+                check_known(inner)
 
 
 def plain(value: Any) -> Any:
@@ -152,8 +172,8 @@ def _context(resource_part: Any, scope_part: Any) -> Row:
     }
 
 
-def _logs(data: bytes) -> Iterator[Row]:
-    for resource in ExportLogsServiceRequest.FromString(data).resource_logs:
+def _logs(request: Any) -> Iterator[Row]:
+    for resource in request.resource_logs:
         for scope in resource.scope_logs:
             for record in scope.log_records:
                 yield {
@@ -176,8 +196,8 @@ def _enum(kind: Any, number: int, prefix: str) -> str:
     return kind.Name(number).removeprefix(prefix) if number in kind.values() else str(number)
 
 
-def _traces(data: bytes) -> Iterator[Row]:
-    for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+def _traces(request: Any) -> Iterator[Row]:
+    for resource in request.resource_spans:
         for scope in resource.scope_spans:
             for span in scope.spans:
                 yield {
@@ -251,8 +271,8 @@ def _point(kind: str, point: Any) -> Row:
     return row
 
 
-def _metrics(data: bytes) -> Iterator[Row]:
-    for resource in ExportMetricsServiceRequest.FromString(data).resource_metrics:
+def _metrics(request: Any) -> Iterator[Row]:
+    for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 kind = metric.WhichOneof("data")
@@ -291,16 +311,19 @@ def _metrics(data: bytes) -> Iterator[Row]:
                     }
 
 
-_WALKS: dict[str, Callable[[bytes], Iterator[Row]]] = {
-    "otlp_logs": _logs,
-    "otlp_metrics": _metrics,
-    "otlp_traces": _traces,
+_WALKS: dict[str, tuple[Callable[[Any], Iterator[Row]], Any]] = {
+    "otlp_logs": (_logs, ExportLogsServiceRequest),
+    "otlp_metrics": (_metrics, ExportMetricsServiceRequest),
+    "otlp_traces": (_traces, ExportTraceServiceRequest),
 }
 
 
 def expected(decoder: str, data: bytes) -> list[Row] | None:
     """The rows of an entry; None if it can't be decoded."""
+    walk, request = _WALKS[decoder]
     try:
-        return list(_WALKS[decoder](data))
-    except (DecodeError, TooLarge):
+        message = request.FromString(data)
+        check_known(message)
+        return list(walk(message))
+    except (DecodeError, TooLarge, Unknown):
         return None

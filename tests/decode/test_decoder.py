@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -135,6 +136,17 @@ def test_a_payload_that_breaks_the_decoder_is_a_failure_of_its_entries() -> None
 
     assert [row["id"] for row in rows] == ["a"]
     assert [each["reason"] for each in failures] == ["IndexError: index out of range"]
+
+
+class _Lacking(Orders):
+    def takes(self, payload: bytes | None) -> bool:
+        importlib.import_module("a_library_that_is_not_there")
+        return super().takes(payload)
+
+
+def test_a_library_that_is_not_there_is_no_failure_of_entries() -> None:
+    with pytest.raises(ImportError, match="a_library_that_is_not_there"):
+        list(decode_block(_Lacking(), entries_batch([b"a;1"])))
 
 
 @pytest.mark.parametrize("names", [["_odb_sequence"], ["_ODB_mine"], ["a", "A"], [""], []])

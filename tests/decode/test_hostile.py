@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from objbuf_dagster.decode import OtlpLogs, OtlpMetrics
+from objbuf_dagster.decode import OtlpLogs, OtlpMetrics, OtlpTraces
+from objbuf_dagster.decode.otlp import OtlpDecoder
 from objbuf_dagster.errors import InvalidInput
-from tests.decode.messages import decoded, entries_batch, field, log_entry, nested_value
+from tests.decode.messages import LOGS, decoded, entries_batch, field, log_entry, nested_value
 from tests.decode.oracle import plain, value_from
 
+ROOT = Path(__file__).resolve().parents[2]
 GOOD = log_entry(field(5, field(1, b"fine")))
-METRICS = b"\x01\x01\x01\x00"
+METRICS, TRACES = b"\x01\x01\x01\x00", b"\x01\x03\x01\x00"
 
 
 def attribute(key: bytes, value: bytes) -> bytes:
     return field(6, field(1, key) + field(2, value))
+
+
+def point(content: bytes) -> bytes:
+    """A metrics request with a gauge of one data point."""
+    return field(1, field(2, field(2, field(5, field(1, content)))))
 
 
 def reason_of(entry: bytes) -> str:
@@ -109,6 +122,174 @@ def test_fields_that_nobody_knows_yet_are_passed_over() -> None:
 
     assert failures == []
     assert [(row["Body"], row["LogAttributes"]) for row in rows] == [("body", [("k", "v")])]
+
+
+NEWER = field(77, b"of a newer release")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "entry", "where"),
+    [
+        (OtlpLogs(), log_entry(field(5, NEWER)), "log_records[0].body is of no value"),
+        (OtlpLogs(), log_entry(attribute(b"k", NEWER)), "log_records[0].attributes[0].value is of no value"),
+        (
+            OtlpLogs(),
+            log_entry(attribute(b"k", b"\x18\x01") + attribute(b"k", field(5, field(1, NEWER)))),
+            "log_records[0].attributes[1].value.array_value.values[0] is of no value",
+        ),
+        (OtlpLogs(), field(1, field(1, field(1, field(2, NEWER)))), "resource.attributes[0].value is of no value"),
+        (OtlpMetrics(), field(1, field(2, field(2, field(1, b"m") + NEWER))), "metrics[0] is of no data"),
+        (OtlpMetrics(), point(NEWER), "gauge.data_points[0] is of no value"),
+        (OtlpMetrics(), point(field(5, NEWER)), "gauge.data_points[0].exemplars[0] is of no value"),
+    ],
+    ids=["body", "attribute", "in an array", "resource", "metric", "point", "exemplar"],
+)
+def test_a_value_of_a_kind_that_is_newer_is_a_failure_and_no_null(
+    decoder: OtlpLogs | OtlpMetrics, entry: bytes, where: str
+) -> None:
+    payload = LOGS if decoder.name == "otlp_logs" else METRICS
+
+    rows, failures = decoded(decoder, entries_batch([b"", entry, b""], payload))
+
+    assert rows == []
+    assert [failure["_odb_sequence"] for failure in failures] == [101]
+    assert f"{where} that this release knows, and has field 77" in failures[0]["reason"]
+
+
+INDEX = b"\x18\x07"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "where"),
+    [
+        (field(6, INDEX + field(2, field(1, b"v"))), "attributes[0].key_strindex"),
+        (
+            attribute(b"k", b"\x18\x01") + attribute(b"m", field(6, field(1, INDEX + field(2, field(1, b"v"))))),
+            "attributes[1].value.kvlist_value.values[0].key_strindex",
+        ),
+    ],
+    ids=["attribute", "in a map"],
+)
+def test_an_attribute_whose_key_is_an_index_into_strings_elsewhere_is_a_failure(attributes: bytes, where: str) -> None:
+    assert reason_of(log_entry(attributes)) == (
+        f"ExportLogsServiceRequest.resource_logs[0].scope_logs[0].log_records[0].{where} is an index into a profile's "
+        "strings, which are not there: no key is known"
+    )
+
+
+def test_an_attribute_without_a_key_and_with_something_newer_is_a_failure() -> None:
+    reason = reason_of(log_entry(field(6, NEWER + field(2, field(1, b"v")))))
+
+    assert "log_records[0].attributes[0] has no key that this release knows, and has field 77" in reason
+
+
+@pytest.mark.parametrize(
+    ("decoder", "entry"),
+    [
+        (OtlpLogs, field(1, b"") * 101),
+        (OtlpLogs, field(1, field(2, b"") * 101)),
+        (OtlpLogs, log_entry(field(6, b"") * 101)),
+        (OtlpLogs, field(1, field(1, field(1, b"") * 101))),
+        (OtlpMetrics, field(1, field(2, field(2, b"") * 101))),
+        (OtlpMetrics, field(1, field(2, field(2, field(12, b"") * 101)))),
+        (OtlpMetrics, field(1, field(2, field(2, field(11, field(1, field(6, b"") * 101)))))),
+        (OtlpMetrics, field(1, field(2, field(2, field(5, field(1, field(5, b"") * 101)))))),
+        (OtlpMetrics, field(1, field(2, field(2, field(10, field(1, field(8, field(2, b"\x01" * 1616)))))))),
+        (OtlpTraces, field(1, field(2, field(2, field(11, b"") * 101)))),
+        (OtlpTraces, field(1, field(2, field(2, field(13, b"") * 101)))),
+        (OtlpTraces, field(1, field(2, field(2, field(11, field(3, b"") * 101))))),
+    ],
+    ids=[
+        "resources",
+        "scopes",
+        "attributes",
+        "resource attributes",
+        "metrics",
+        "metadata",
+        "quantiles",
+        "exemplars",
+        "buckets",
+        "events",
+        "links",
+        "event attributes",
+    ],
+)
+def test_parts_of_records_are_limited_as_records_are(decoder: type[OtlpDecoder], entry: bytes) -> None:
+    payload = {"otlp_logs": LOGS, "otlp_metrics": METRICS, "otlp_traces": TRACES}[decoder.name]
+
+    _, failures = decoded(decoder(most_records=100), entries_batch([entry], payload))
+
+    assert [failure["reason"] for failure in failures] == [
+        "the entry has more than most_records, 100, attributes and other parts of records"
+    ]
+    assert decoded(decoder(most_records=200), entries_batch([entry], payload))[1] == []
+
+
+def test_a_batch_of_a_collectors_default_size_is_within_the_limits() -> None:
+    record = field(3, b"INFO") + field(5, field(1, b"x" * 1000)) + attribute(b"k", field(1, b"v")) * 20
+    entry = log_entry(*[record] * 8192)
+    assert len(entry) > 8 << 20
+
+    decoded_at_once = OtlpLogs().decode(pa.array([entry], pa.binary()))
+
+    assert (len(decoded_at_once.rows), decoded_at_once.failures) == (8192, ())
+
+
+def test_a_large_text_is_within_the_limit_and_what_is_larger_is_not() -> None:
+    large = log_entry(field(3, b"x" * ((64 << 20) - 30)))
+    assert len(large) <= 64 << 20
+
+    found = OtlpLogs().decode(pa.array([large, log_entry(field(3, b"x" * (64 << 20)))], pa.binary()))
+
+    assert len(found.rows) == 1
+    assert ["more than most_bytes, 67108864" in failure.reason for failure in found.failures] == [True]
+
+
+@pytest.mark.parametrize(
+    "short",
+    [b"\x0a\x00", b"\x0a\x80\x00", b"\x8a\x00\x00", b"\x8a\x80\x00\x80\x80\x00", b"\x0a\x0f" + b"\x0a\x0d" + b"k" * 13],
+    ids=["short", "length in two bytes", "tag in two bytes", "both in three", "not so short"],
+)
+def test_a_request_of_many_short_messages_is_not_even_parsed(short: bytes) -> None:
+    """However their tags and lengths are written, and how deep they are: here in a map that is a body."""
+    few, many = (log_entry(field(5, field(6, short * count))) for count in (150, 401))
+    ((row,), failures) = decoded(OtlpLogs(most_records=100), entries_batch([few, many]))
+
+    assert row["Body"].count(":null") == 150
+    assert [re.sub(r"\d{3}", "n", failure["reason"], count=1) for failure in failures] == [
+        "the entry may have n fields of less than 16 bytes, more than 4 times most_records, 100"
+    ]
+
+
+_MEMORY = """
+import resource, pyarrow as pa
+from objbuf_dagster.decode import OtlpTraces
+from tests.decode.messages import field
+
+size = 16 << 20
+least, other = field(2, b""), field(2, field(5, b"x" * 14))
+entry = field(1, field(2, least * 390_000 + other * ((size - (1 << 20)) // len(other))))
+entries, decoder = pa.array([entry], pa.binary()), OtlpTraces(most_records=100_000)
+decoder.decode(pa.array([b""], pa.binary()))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert len(decoder.decode(entries).failures) == 1
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / len(entry))
+"""
+
+
+def test_a_request_made_to_take_memory_takes_a_bounded_multiple_of_its_size() -> None:
+    """As many short messages as are taken, and then the shortest that are not counted as such."""
+    done = subprocess.run([sys.executable, "-c", _MEMORY], check=True, capture_output=True, text=True, cwd=ROOT)
+
+    assert float(done.stdout) < 25
+
+
+def test_the_search_for_what_is_wrong_ends() -> None:
+    entry = log_entry(*[b""] * 60_000) + b"\xff"
+
+    _, failures = decoded(OtlpLogs(), entries_batch([entry]))
+
+    assert "not a valid ExportLogsServiceRequest: something is wrong behind its byte" in failures[0]["reason"]
 
 
 def test_ten_thousand_attributes_are_all_there() -> None:

@@ -11,9 +11,30 @@ from hypothesis import strategies as st
 from objbuf_dagster.decode.attributes import Attributes
 from objbuf_dagster.decode.otlp import OtlpDecoder
 from tests.decode.messages import DECODERS, any_values, decoded, entries_batch, field, requests
-from tests.decode.oracle import attributes, attributes_from, expected, plain, readable, value_from
+from tests.decode.oracle import (
+    Unknown,
+    attributes,
+    attributes_from,
+    check_known,
+    expected,
+    plain,
+    readable,
+    value_from,
+)
 
 _SLOW = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+_LONG = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+
+_MAP = field(6, field(1, field(1, b"k") + field(2, b"\x18\x07")) + field(1, field(2, field(5, field(1, b"\x10\x01")))))
+_ATTRIBUTE = field(1, b"key") + field(2, _MAP)
+_RESOURCE = field(1, field(1, field(1, b"service.name") + field(2, field(1, b"shop"))))
+FULL = {
+    "otlp_logs": _RESOURCE + field(2, field(2, field(5, _MAP) + field(6, _ATTRIBUTE))),
+    "otlp_metrics": _RESOURCE
+    + field(2, field(2, field(5, field(1, field(7, _ATTRIBUTE) + field(5, b"\x31" + bytes(8)) + b"\x31" + bytes(8))))),
+    "otlp_traces": _RESOURCE + field(2, field(2, field(9, _ATTRIBUTE) + field(11, field(3, _ATTRIBUTE)))),
+}
+"""By decoder, the resource part of a request with all that is a choice of kinds."""
 
 
 def check(decoder: OtlpDecoder, entries: list[bytes], **sizes: int) -> None:
@@ -45,7 +66,7 @@ def test_any_request_gives_the_rows_of_a_plain_walk(decoder: OtlpDecoder, data: 
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
-@_SLOW
+@_LONG
 @given(data=st.data())
 def test_damaged_bytes_give_what_protobuf_gives_and_spoil_no_neighbour(
     decoder: OtlpDecoder, data: st.DataObject
@@ -58,6 +79,16 @@ def test_damaged_bytes_give_what_protobuf_gives_and_spoil_no_neighbour(
     cut = data.draw(st.integers(0, len(damaged)))
 
     check(decoder, [good, bytes(damaged), bytes(damaged[:cut]), data.draw(st.binary(max_size=30)), good])
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
+def test_every_bit_that_may_fall_over_gives_what_the_plain_walk_gives(decoder: OtlpDecoder) -> None:
+    whole = field(1, FULL[decoder.name])
+    flipped = [
+        whole[:at] + bytes((whole[at] ^ 1 << bit,)) + whole[at + 1 :] for at in range(len(whole)) for bit in range(8)
+    ]
+
+    check(decoder, [whole, *flipped])
 
 
 @given(value=any_values())
@@ -139,6 +170,12 @@ def test_integers_are_read_as_protobuf_reads_them(length: int, last: int) -> Non
         _KEY + field(2, b"\x21" + bytes(8)),
         _KEY + field(2, b"\x21" + bytes(9)),
         _KEY + field(2, b"\x10\x02"),
+        _KEY + field(2, field(77, b"a newer kind")),
+        _KEY + field(2, _STRING) + b"\x18\x07",
+        b"\x18\x07" + field(2, _STRING),
+        _KEY + field(2, _STRING) + b"\x18\x00",
+        field(2, _STRING) + b"\x20\x07",
+        _KEY + field(2, field(6, field(1, field(2, _STRING) + b"\x18\x07"))),
         _KEY + b"\x12\x8a\x0a\x88" + b"x" * 136,  # 1290 bytes, of which few are there
         b"\x0a\x8a\x01" + b"k" * 137 + b"\x12\x12\x0a\x10" + b"x" * 16,  # a key of 138 bytes, and rubbish
     ],
@@ -149,7 +186,7 @@ def test_a_shape_that_is_nearly_common_is_read_as_protobuf_reads_it(item: bytes)
     check_attributes([[item], [common], [common, item, _KEY + field(2, _INT)]])
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(lists=st.lists(st.lists(serialised_attributes(), max_size=4), max_size=4))
 def test_any_attributes_are_read_as_protobuf_reads_them(lists: list[list[bytes]]) -> None:
     check_attributes(lists)
@@ -166,9 +203,11 @@ def check_attributes(lists: list[list[bytes]]) -> None:
 
     for at, items in enumerate(lists):
         try:
-            wanted = attributes([KeyValue.FromString(item) for item in items])
-        except DecodeError:
+            read = [KeyValue.FromString(item) for item in items]
+            for each in read:
+                check_known(each)
+        except (DecodeError, Unknown):
             assert at in maps.bad
         else:
             assert at not in maps.bad
-            assert attributes_from(maps.texts[at].as_py(), maps.kinds[at].as_py()) == wanted
+            assert attributes_from(maps.texts[at].as_py(), maps.kinds[at].as_py()) == attributes(read)
