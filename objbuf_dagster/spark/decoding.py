@@ -5,9 +5,8 @@ They write files that nobody refers to; then the driver commits each range, firs
 order that `lake/dead_letters.py` explains: an entry is never in neither. So anything may die at any point, and the
 range be decoded again: after it the typed table and the dead letters have exactly what this decoder made of the range.
 
-Of two decodings of the same range at a time, perhaps of two versions, one that finds the other's rows in the table in
-place of its own, before it takes out dead letters that have become rows, leaves them there and fails; and so does one
-whose dead letters the other has taken out, before or after its own commit.
+Of several decodings of the same range at a time, perhaps of several versions, the last to keep its dead letters wins,
+and the others fail. So does one that read entries which have landed anew since: what it knows no longer holds.
 """
 
 from __future__ import annotations
@@ -101,6 +100,7 @@ def land_decoded(
     on_error: OnError = "dead_letter",
     run_id: str | None = None,
     dry_run: bool = False,
+    new_letters: bool = True,
 ) -> Iterator[DecodedRange | Failed]:
     """Put exactly what the decoder makes of these ranges into `table` and `dead_letters`, in place of what is there.
 
@@ -111,6 +111,8 @@ def land_decoded(
     on_error: `dead_letter` keeps an entry that fails. `fail` fails its range with DecodingFailed, nothing is committed.
         `skip` drops and counts it. With either of these a range that succeeds has no dead letters afterwards.
     dry_run: do everything but the commits, and delete the files again.
+    new_letters: False fails a range with NewLetters, and commits nothing, if an entry that is no dead letter would
+        become one.
 
     All ranges are one Spark job; outcomes come in the order given, and one that fails does not stop the others. If
     Spark ends the job, each range gets one of its own. Safe to repeat, whatever happened.
@@ -135,7 +137,7 @@ def land_decoded(
         raise InvalidInput(f"{QUARANTINE!r} is the name of letters for whole batches: give the decoder another")
     job = uuid.uuid4().hex
     task = DecodeTask(entries, decoder, table, dead_letters, on_error, job)
-    return _Decoding(spark, task, ranges, run_id, dry_run).outcomes()
+    return _Decoding(spark, task, ranges, run_id, dry_run, new_letters).outcomes()
 
 
 def _range(one: RangeObject | SequenceRange) -> SequenceRange:
@@ -149,6 +151,7 @@ class _Decoding:
     ranges: dict[SequenceRange, int]
     run_id: str | None
     dry_run: bool
+    new_letters: bool
 
     def outcomes(self) -> Iterator[DecodedRange | Failed]:
         started = time.perf_counter()
@@ -221,7 +224,7 @@ class _Decoding:
             raise DecodingFailed(one.key, decoder.name, failed, first[:NAMED])
         rows = list(chain.from_iterable(report.rows for report in reports))
         letters = list(chain.from_iterable(report.letters for report in reports))
-        version = self._commit_both(one, rows, letters)
+        version = self._commit_both(one, landed, rows, letters)
         kept = sum(file.rows for file in letters)
         return DecodedRange(
             one,
@@ -237,40 +240,40 @@ class _Decoding:
             version=version,
         )
 
-    def _commit_both(self, one: SequenceRange, rows: Sequence[DataFile], letters: Sequence[DataFile]) -> int | None:
+    def _commit_both(
+        self, one: SequenceRange, landed: Sequence[LiveFile], rows: Sequence[DataFile], letters: Sequence[DataFile]
+    ) -> int | None:
         task, epoch = self.task, self.ranges[one]
         words: dict[str, str | int] = {"decoder": task.decoder.name, "decoder_version": task.decoder.version}
         both = RangeLetters(
-            task.dead_letters, one.key, task.decoder.name, letters, epoch=epoch, run_id=self.run_id, metadata=words
+            task.dead_letters,
+            one.key,
+            task.decoder.name,
+            letters,
+            epoch=epoch,
+            run_id=self.run_id,
+            metadata=words,
+            may_grow=self.new_letters,
+            still=lambda: self._check_landed(one, landed),
         )
         if self.dry_run:
             both.check()
             task.table.check(one.key, rows)
             return None
+
+        def still() -> None:
+            self._check_landed(one, landed)
+            both.check_kept()
+
         both.keep()
-
-        def letters_are_there() -> None:
-            if not both.are_there():
-                raise self._overtaken(one, "dead letters that it kept were taken out")
-
-        version = task.table.commit(
-            one.key, rows, epoch=epoch, run_id=self.run_id, metadata=words, still=letters_are_there
-        ).version
-        letters_are_there()  # the other one's commit may have come between the question and ours
-        both.settle(lambda: self._still_ours(one, rows))
+        version = task.table.commit(one.key, rows, epoch=epoch, run_id=self.run_id, metadata=words, still=still).version
+        both.settle()
         return version
 
-    def _still_ours(self, one: SequenceRange, rows: Sequence[DataFile]) -> None:
-        """Letters go only if what took their place is there."""
-        live = self.task.table.files([one.key])
-        if {file.path for file in live if file.rows} != {file.path for file in rows}:
-            raise self._overtaken(one, "dead letters that have become rows are still there")
-
-    def _overtaken(self, one: SequenceRange, what: str) -> JobFailed:
-        return JobFailed(
-            f"range {one} was decoded by somebody else at the same time, perhaps with another version of "
-            f"{self.task.decoder.name}: {what}; decode it again"
-        )
+    def _check_landed(self, one: SequenceRange, landed: Sequence[LiveFile]) -> None:
+        """Raises if `entries` has other files of the range than the tasks have read."""
+        if {file.path for file in self.task.entries.files([one.key])} != {file.path for file in landed}:
+            raise JobFailed(f"range {one} has landed anew while it was decoded: decode it again")
 
     def _forget(self, one: SequenceRange) -> None:
         """Delete what a dry run wrote, also what its tasks could not report; what stays is garbage for `maintain`."""

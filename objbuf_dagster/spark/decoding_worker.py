@@ -230,7 +230,7 @@ def _taken(decoder: Decoder, block: pa.RecordBatch) -> int:
     for item in block.column("_odb_metadata").value_counts().to_pylist():
         try:
             mine = decoder.takes(item["values"])
-        except MemoryError:
+        except (MemoryError, ImportError):
             raise
         except Exception:  # noqa: BLE001  refused, whatever it says: `decode_block` makes a failure of it
             mine = True

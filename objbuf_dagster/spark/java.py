@@ -83,9 +83,11 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     Raises `NoJava` (its message is one line) if there is none, it is too old or it does not run.
     """
     environ = os.environ if environ is None else environ
-    if home := environ.get("JAVA_HOME"):
-        inherited = environ.get(_REAL) if Path(home) == _SHIM else None
-        return _inspect(Path(inherited or Path(home, "bin", "java")), "JAVA_HOME")
+    home, inherited = environ.get("JAVA_HOME"), environ.get(_REAL)
+    if home and Path(home) != _SHIM:
+        return _inspect(Path(home, "bin", "java"), "JAVA_HOME")
+    if home and inherited:  # of a process that Spark runs in; the one without the other is nobody's decision
+        return _inspect(Path(inherited), "JAVA_HOME")
     unusable: NoJava | None = None
     if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
         try:

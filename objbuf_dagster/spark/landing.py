@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.errors import CheckFailed, InvalidInput, JobFailed, ObjbufError
 from objbuf_dagster.lake import DataFile, LakeTable, RangeCheck, check_range, folder_of
+from objbuf_dagster.lake.location import check_apart
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.ranges.quarantine import Quarantined
@@ -104,7 +105,8 @@ def land(
         `dead_letters` beside this one unless given. Two buffers need one each.
 
     Safe to repeat, and to run twice at a time. Raises what is wrong with a batch (CorruptData, NotFound, ..., naming
-    sequence and location) or with a store; then nothing is committed.
+    sequence and location) or with a store, and InvalidInput for a table at, above or below the buffer's data; then
+    nothing is committed.
     """
     landing = _Landing(spark, buffer, table, run_id, progress, verify, dry_run, dead_letters)
     (outcome,) = landing.outcomes([planned])
@@ -128,8 +130,9 @@ def land_all(
     """Several ranges in one Spark job, one commit each, in the order given. One that fails does not stop the others.
 
     If Spark ends the job, nobody knows for which range: then each gets a job of its own. Raises InvalidInput at once if
-    a range is there twice, and ExecutorNotReady, which no range would escape. `verify`, `dry_run` and `dead_letters`
-    are as for `land`; a dry run compares each range with the table, and not with the others of the call.
+    a range is there twice or the table's place is the buffer's, and ExecutorNotReady, which no range would escape.
+    `verify`, `dry_run` and `dead_letters` are as for `land`; a dry run compares each range with the table, and not with
+    the others of the call.
     """
     if twice := [key.key for key, times in Counter(map(range_of, planned)).items() if times > 1]:
         raise InvalidInput(f"a range can land once in a call, and these are there more often: {', '.join(twice)}")
@@ -146,6 +149,9 @@ class _Landing:
     verify: bool
     dry_run: bool
     dead_letters: LakeTable | None
+
+    def __post_init__(self) -> None:
+        check_apart(self.table.store, self.table.name, self.buffer)
 
     def outcomes(self, planned: Sequence[RangeObject]) -> Iterator[Landed | Failed]:
         if not planned:
@@ -259,6 +265,7 @@ def commit(
         # Never seen; but what must not be in the table twice or in parts is worth a look before the commit.
         return Failed(wanted, JobFailed(f"range {wanted}: {_mismatch(expected, done)}; {REMEDY}"))
     files = [file for report in reports for file in report.files]
+    names = [batch.descriptor.location for batch in planned.batches]
     checks: tuple[RangeCheck, ...] = ()
     version: int | None = None
     try:
@@ -267,9 +274,9 @@ def commit(
         if left_out is not None:
             version = left_out.commit(table, files, dead_letters, run_id, dry_run=dry_run)
         elif dry_run:
-            table.check(wanted.key, files)
+            table.check(wanted.key, files, batches=names)
         else:
-            version = table.commit(wanted.key, files, epoch=planned.epoch, run_id=run_id).version
+            version = table.commit(wanted.key, files, epoch=planned.epoch, run_id=run_id, batches=names).version
     except ObjbufError as error:
         return Failed(wanted, error)
     spent: dict[str, float] = {}

@@ -16,6 +16,7 @@ from objbuf_dagster.errors import BufferReplaced, JobFailed, ObjbufError
 from objbuf_dagster.lake import DataFile, LakeTable
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, QUARANTINE, RangeLetters, letters_beside
 from objbuf_dagster.lake.files import RowsWriter
+from objbuf_dagster.lake.location import check_apart
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import range_of
 from objbuf_dagster.ranges.quarantine import Quarantine, Quarantined, QuarantineLedger
@@ -71,7 +72,7 @@ class LeftOut:
             if letters is not None:
                 letters.check()
                 letters.table.store.delete([file.path for file in letters.new])
-            table.check(key, files, batches=self._others)
+            table.check(key, files, batches=self._names)
             return None
         if letters is not None:
             letters.keep()
@@ -82,7 +83,7 @@ class LeftOut:
             epoch=self.planned.epoch,
             run_id=run_id,
             metadata={"quarantined": without} if without else None,
-            batches=self._others,
+            batches=self._names,
             still=self.still,
         ).version
         if letters is not None:
@@ -90,11 +91,12 @@ class LeftOut:
         return version
 
     @property
-    def _others(self) -> tuple[str, ...]:
-        """The names of the range's batches, if it may have landed without some of them."""
-        return tuple(batch.descriptor.location for batch in self.planned.batches) if self.known else ()
+    def _names(self) -> tuple[str, ...]:
+        """Of all batches of the range, also those that it lands without."""
+        return tuple(batch.descriptor.location for batch in self.planned.batches)
 
     def _letters(self, key: str, place: LakeTable, run_id: str | None) -> RangeLetters:
+        check_apart(place.store, place.name, self.buffer)
         return RangeLetters(
             place,
             key,

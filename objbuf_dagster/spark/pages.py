@@ -16,8 +16,9 @@ Whoever adds a block has checked it (`check_batch`); nothing is looked at again 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster import __version__
 from objbuf_dagster.errors import InvalidInput, shown
@@ -42,11 +43,29 @@ from objbuf_dagster.spark.columns import (
     chunk_of_runs,
 )
 
-LEAST_PAGE = 64 << 10
-MOST_PAGE = 128 << 20
-GATHERED_PAGE = 1 << 20
-CUT_PAGE = 16 << 20
-ROW_GROUP = 64 << 20
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The rule's sizes, in bytes of records.
+
+    least, most: of a block that goes in as it is.
+    gathered, cut: of pages made of smaller and of larger blocks, more or less.
+    row_group: of a row group, more or less.
+    largest: of a page. Its header has 31 bits for each of its sizes, and what does not compress grows a little.
+    """
+
+    least: int = 64 << 10
+    most: int = 128 << 20
+    gathered: int = 1 << 20
+    cut: int = 16 << 20
+    row_group: int = 64 << 20
+    largest: int = (1 << 31) - (1 << 20)
+
+
+SIZES = Sizes()
 
 _LARGEST_WINDOW = 1 << 27  # more is refused by Zstandard's streaming readers, and so by Spark
 _ZSTD_LEVEL = 1
@@ -59,9 +78,10 @@ class EntriesFile:
     Add batches in rising order, then `finish`. Holds what was added until then.
     """
 
-    def __init__(self, manifest_path: str) -> None:
+    def __init__(self, manifest_path: str, sizes: Sizes = SIZES) -> None:
         import zstandard
 
+        self._sizes = sizes
         self.rows = 0
         self.size = 4
         self._manifest_path = manifest_path.encode()
@@ -86,30 +106,36 @@ class EntriesFile:
             raise _refused(batch, "the sequence does not fit into a table's column of 64 bits with a sign")
         if not block.count:
             return
-        if goes_in_as_it_is(block):
+        if goes_in_as_it_is(block, self._sizes):
             self._end_gathering()
             self._entry.add_page(block.stored, block.size, block.count)
             self._add_rows(Span(batch, 0, block.count, block.count))
             return
         raw = memoryview(_decompressed(block))
-        if len(raw) > MOST_PAGE:
+        if len(raw) > self._sizes.most:
             self._add_cut(batch, raw, block.count)
             return
         self._gathered.append(raw)
         self._gathered_size += len(raw)
         self._gathered_rows += block.count
-        if self._gathered_size >= GATHERED_PAGE:
+        if self._gathered_size >= self._sizes.gathered:
             self._end_gathering()
         self._add_rows(Span(batch, 0, block.count, block.count))
 
     def _add_cut(self, batch: BatchDescriptor, raw: memoryview, count: int) -> None:
         self._end_gathering()
         at = first = 0
-        for records in iter_block(raw, count, "batch", CUT_PAGE):
+        pieces = iter_block(raw, count, "batch", self._sizes.cut)
+        for records in (page for piece in pieces for page in _halved(piece, self._sizes.largest)):
             size = bytes_of(records)
-            if size > MAX_PAGE:
-                raise _refused(batch, f"entry {first} has 2 GiB or more, and a row cannot")
-            self._entry.add_page(self._compress(raw[at : at + size]), size, len(records))
+            page = self._compress(raw[at : at + size]) if size <= self._sizes.largest else b""
+            if not page or len(page) > MAX_PAGE:
+                raise _refused(
+                    batch,
+                    f"entry {first} has {size - 4} bytes, and a row can have {self._sizes.largest - 4}: split it where "
+                    "it is produced, or `objbuf quarantine` lands the range without its batch",
+                )
+            self._entry.add_page(page, size, len(records))
             self._add_rows(Span(batch, first, len(records), count))
             at += size
             first += len(records)
@@ -131,7 +157,7 @@ class EntriesFile:
             if item is not None and item.payload not in self._payloads:  # a dictionary has each once
                 self._payloads.add(item.payload)
                 self._beside += len(item.payload)
-        if self._entry.size + self._beside >= ROW_GROUP:
+        if self._entry.size + self._beside >= self._sizes.row_group:
             self._end_group()
 
     def _end_group(self) -> None:
@@ -210,15 +236,25 @@ class EntriesFile:
         }
 
 
+def _halved(records: pa.Array, most: int) -> Iterator[pa.Array]:
+    """The same in pieces of at most so many bytes, or of one record: a large one may have others in its company."""
+    if len(records) == 1 or bytes_of(records) <= most:
+        yield records
+        return
+    half = len(records) // 2
+    yield from _halved(records[:half], most)
+    yield from _halved(records[half:], most)
+
+
 def _refused(batch: BatchDescriptor, why: str) -> InvalidInput:
     return InvalidInput(f"sequence {batch.sequence}, {shown(batch.location)}: {why}")
 
 
-def goes_in_as_it_is(block: Block) -> bool:
+def goes_in_as_it_is(block: Block, sizes: Sizes = SIZES) -> bool:
     """The rule above."""
     import zstandard
 
-    if not block.zstd or not LEAST_PAGE <= block.size <= MOST_PAGE:
+    if not block.zstd or not sizes.least <= block.size <= sizes.most:
         return False
     return bool(zstandard.get_frame_parameters(block.stored).window_size <= _LARGEST_WINDOW)
 

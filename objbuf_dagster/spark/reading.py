@@ -16,7 +16,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from objbuf_dagster.decode.sizes import sizes
-from objbuf_dagster.lake import LakeTable, TableSchema
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.lake import LakeTable, LiveFile, TableSchema
 from objbuf_dagster.protocol import BLOCK_BYTES
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.packing import pack
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
     from pyspark.sql import DataFrame, SparkSession
 
+_SEQUENCE = "_odb_sequence"
+_LARGEST = 2**63 - 1
 _TASK_BYTES = 128 << 20
 _MIXED_ROWS = 1024
 _NESTED_ROWS = 128
@@ -50,18 +53,56 @@ def read(
     table: LakeTable,
     ranges: Iterable[SequenceRange | str] | None = None,
     *,
+    sequences: SequenceRange | tuple[int, int] | None = None,
     native: bool | None = None,
 ) -> DataFrame:
     """The rows of these ranges, or of all, as the table is now; ranges that are not in it give none.
 
+    sequences: the first and the last whose rows are wanted; files that have none of them are not looked at.
     native: whether Spark shall read the files itself. By default it does for local files, and for buckets if the
         session has settings for them (`spark.hadoop.fs.s3a.access.key` and the like).
+
+    Where Spark reads by itself, `where` on sequences and times skips what it can, too. Elsewhere each file of these
+    ranges and sequences is fetched whole, by one task and into its memory, whatever the query makes of it: so name
+    them here. Raises InvalidInput for what is no range.
     """
-    keys = None if ranges is None else [one if isinstance(one, str) else one.key for one in ranges]
-    files = table.files(keys)
+    wanted = None if sequences is None else _checked(table, sequences)
+    files = [file for file in table.files(_keys(ranges)) if wanted is None or _may_have(file, wanted)]
     columns = ddl(table.schema.columns)
     if not files:
         return spark.createDataFrame([], columns)
+    rows = _rows_of(spark, table, files, columns, native)
+    if wanted is None:
+        return rows
+    return rows.where(f"{_SEQUENCE} BETWEEN {wanted.start} AND {min(wanted.end, _LARGEST)}")
+
+
+def _keys(ranges: Iterable[SequenceRange | str] | None) -> list[str] | None:
+    if ranges is None:
+        return None
+    if isinstance(ranges, (str, SequenceRange)):
+        raise InvalidInput(f"ranges is a list of them: give [{str(ranges)[:80]!r}]")
+    return [SequenceRange.from_key(one).key if isinstance(one, str) else one.key for one in ranges]
+
+
+def _checked(table: LakeTable, sequences: SequenceRange | tuple[int, int]) -> SequenceRange:
+    if _SEQUENCE not in [column.name for column in table.schema.columns]:
+        raise InvalidInput(f"the table at {table.name} has no column {_SEQUENCE}: read it by its ranges")
+    return sequences if isinstance(sequences, SequenceRange) else SequenceRange(*sequences)
+
+
+def _may_have(file: LiveFile, wanted: SequenceRange) -> bool:
+    """Whether one of these sequences may be in this file, as its range and its statistics tell."""
+    of = SequenceRange.from_key(file.range)
+    least, most = (file.stats.get(bound, {}).get(_SEQUENCE) for bound in ("minValues", "maxValues"))
+    first = max(of.start, least) if isinstance(least, int) else of.start
+    last = min(of.end, most) if isinstance(most, int) else of.end
+    return first <= wanted.end and wanted.start <= last
+
+
+def _rows_of(
+    spark: SparkSession, table: LakeTable, files: Sequence[LiveFile], columns: str, native: bool | None
+) -> DataFrame:
     root = _jvm_root(spark, table, native)
     if root is not None:
         paths = [_literal(f"{root}/{file.path}") for file in files]

@@ -54,12 +54,16 @@ def redrive(
     ranges: Collection[SequenceRange] | None = None,
     *,
     run_id: str | None = None,
+    new_letters: bool = False,
 ) -> Iterator[Redriven | Failed]:
     """Decode the ranges that have dead letters of this decoder again, all or these; in order, a few to a Spark job.
 
     The tables are those of `land_decoded`. `table` must be there already: letters whose rows went to a table that
     nobody reads would be gone unseen. A range that `entries` does not have any more fails, and its letters stay. One
     that fails does not stop the others. Safe to repeat, and to kill at any point.
+
+    A range in which this decoder would make dead letters of other entries than before fails with NewLetters, and stays
+    as it is: those have rows, perhaps of a decoder with larger limits. `new_letters` lets them become letters.
 
     Raises InvalidInput at once.
     """
@@ -76,7 +80,7 @@ def redrive(
     send_by_value(decoder)
     wanted = None if ranges is None else [one.key for one in ranges]
     todo = sorted(count_letters(dead_letters, wanted, decoder.name).get(decoder.name, {}))
-    return _redriven(spark, entries, decoder, table, dead_letters, todo, run_id)
+    return _redriven(spark, entries, decoder, table, dead_letters, todo, run_id, new_letters)
 
 
 def _redriven(
@@ -87,11 +91,15 @@ def _redriven(
     dead_letters: LakeTable,
     todo: list[SequenceRange],
     run_id: str | None,
+    new_letters: bool,
 ) -> Iterator[Redriven | Failed]:
     for first in range(0, len(todo), _TOGETHER):
         some = todo[first : first + _TOGETHER]
         before = {one: letter_keys(dead_letters, one.key, decoder.name) for one in some}
-        for outcome in land_decoded(spark, entries, some, decoder, table, dead_letters, run_id=run_id):
+        decoded = land_decoded(
+            spark, entries, some, decoder, table, dead_letters, run_id=run_id, new_letters=new_letters
+        )
+        for outcome in decoded:
             if isinstance(outcome, Failed):
                 yield outcome
                 continue

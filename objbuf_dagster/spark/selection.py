@@ -17,7 +17,7 @@ from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, Not
 from objbuf_dagster.protocol import BatchDescriptor, Manifest, PlannedBatch, RangeObject
 from objbuf_dagster.protocol.model import MAX_U64
 from objbuf_dagster.ranges import RangeLedger, SequenceRange
-from objbuf_dagster.ranges.ledger import compare_locations
+from objbuf_dagster.ranges.ledger import check_disjoint, compare_locations
 from objbuf_dagster.spark.options import FromTo, Ranges, Selection, SinceFrontier
 from objbuf_dagster.spark.pushdown import Sequences
 
@@ -70,7 +70,9 @@ class _Chain:
         begin = max(0, bisect.bisect_right(self.starts, first) - 1)
         with ThreadPoolExecutor(_READERS) as pool:
             found = list(pool.map(self._load, self.starts[begin : bisect.bisect_right(self.starts, last)]))
-        return [one for one in found if one is not None and one.end >= first]
+        there = [one for one in found if one is not None]
+        check_disjoint(self.ledger.data_prefix, there, self.starts)
+        return [one for one in there if one.end >= first]
 
     def oldest(self) -> int:
         """Where they begin; beyond any sequence if there are none."""

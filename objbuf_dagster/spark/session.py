@@ -228,12 +228,18 @@ def _start(master: str, settings: Mapping[str, str], app_name: str) -> Iterator[
     from pyspark import SparkFiles
     from pyspark.sql import SparkSession
 
+    from objbuf_dagster.spark import archive
     from objbuf_dagster.spark.java import find_java
     from objbuf_dagster.spark.jvm import launch, own_jvm
 
     scratch = Path(tempfile.gettempdir(), f"objbuf-{uuid.uuid4().hex}")  # Spark makes it if it needs it
     handler = signal.getsignal(signal.SIGINT)
-    environment = {**find_java().environment(quiet=True), **_unset_variables(local=master.startswith("local"))}
+    java = find_java()
+    environment = {
+        **java.environment(quiet=True),
+        **archive.environment(java),
+        **_unset_variables(local=master.startswith("local")),
+    }
     with _environment(environment), own_jvm():
         builder = SparkSession.builder.appName(app_name).master(master)
         settings = {**_defaults(master, scratch), **settings}

@@ -15,6 +15,7 @@ import io
 import re
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _PACKAGE = "objbuf_dagster"
 _NEEDED = ("deltalake", "google", "numpy", "obstore", "opentelemetry", "pandas", "pyarrow", "zstandard")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_sending = threading.Lock()
+"""A thread that finds the file may go on only once it was sent."""
 
 
 class ExecutorNotReady(ObjbufError):
@@ -55,18 +58,19 @@ def ship(spark: SparkSession) -> None:
     # Executors fetch the file from where it was when they start, perhaps hours later. Spark's own directory lasts until
     # then, and Spark removes it, also when this process is killed. What is in it was sent.
     path = Path(SparkFiles.getRootDirectory(), _PACKAGE, _archive_name())
-    if path.exists():
-        return
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(package_archive())
-    try:
-        spark.addArtifacts(str(path), pyfile=True)
-    except BaseException:
-        path.unlink()
-        raise
-    # It is for executors: this process has the package, and processes that it spawns would take it from here.
-    copied = str(path.parent.parent / path.name)
-    sys.path[:] = [entry for entry in sys.path if entry != copied]
+    with _sending:
+        if path.exists():
+            return
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(package_archive())
+        try:
+            spark.addArtifacts(str(path), pyfile=True)
+        except BaseException:
+            path.unlink()
+            raise
+        # It is for executors: this process has the package, and processes that it spawns would take it from here.
+        copied = str(path.parent.parent / path.name)
+        sys.path[:] = [entry for entry in sys.path if entry != copied]
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -39,9 +39,15 @@ def cluster_spark(classic_sessions: ClassicSessions) -> SparkSession:
 
 
 @pytest.fixture(scope="session")
-def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def connect_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the Spark Connect server runs, and what it logs is in `log`."""
+    return tmp_path_factory.mktemp("connect")
+
+
+@pytest.fixture(scope="session")
+def connect_url(connect_directory: Path) -> Iterator[str]:
     """The address of a Spark Connect server whose workers do not have this package."""
-    with connect_server(tmp_path_factory.mktemp("connect")) as url:
+    with connect_server(connect_directory) as url:
         yield url
 
 

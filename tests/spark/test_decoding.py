@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from objbuf_dagster.decode import OtlpLogs, decode_block
+from objbuf_dagster.decode import OtlpLogs, OtlpMetrics, OtlpTraces, decode_block
 from objbuf_dagster.errors import InvalidInput, JobFailed, StorageError
 from objbuf_dagster.lake import ENTRIES, LakeTable
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
@@ -19,7 +19,6 @@ from objbuf_dagster.spark.decoding import DecodedRange, DecodingFailed, land_dec
 from objbuf_dagster.spark.landing import Failed, land_all
 from objbuf_dagster.store import LocalStore
 from tests.decode.messages import LOGS, field, log_entry
-from tests.lake.mortal import Died, Mortal
 from tests.spark.decoding import (
     Lake,
     Words,
@@ -28,7 +27,6 @@ from tests.spark.decoding import (
     lake_at,
     landed,
     letters_in,
-    nothing_is_lost,
     rows_in,
     words_in,
 )
@@ -255,6 +253,34 @@ def test_logs_land_with_all_their_types(spark: SparkSession, tmp_path: Path) -> 
     assert [(row["Body"], row["SeverityText"], row["LogAttributes"]) for row in found] == [("hello", "INFO", {})] * 2
 
 
+def test_signals_in_one_batch_go_each_to_its_decoder(spark: SparkSession, tmp_path: Path) -> None:
+    payloads = {"otlp_logs": LOGS, "otlp_metrics": b"\x01\x01\x01\x00", "otlp_traces": b"\x01\x03\x01\x00"}
+    of_signal = {
+        "otlp_logs": log_entry(field(3, b"INFO")),
+        "otlp_metrics": field(1, field(2, field(2, field(1, b"m") + field(5, field(1, b"") * 2)))),
+        "otlp_traces": field(1, field(2, field(2, field(5, b"span") + field(11, field(2, b"event"))))),
+    }
+    entries = [*of_signal.values(), b"\xff", b"\xff", b"\xff", b"nobody's"]
+    metadata = [Metadata(at, 5, payload) for at, payload in enumerate([*payloads.values()] * 2)]
+    metadata.append(Metadata(6, 5, b"no envelope"))
+    filled = fill(LocalStore(tmp_path / "buffer"), [batch(0, entries, metadata)], per_range=1)
+    raw = lake_at(tmp_path, filled, OtlpLogs()).entries
+    list(land_all(spark, filled.place, filled.ranges, raw))
+
+    for decoder in (OtlpLogs(), OtlpMetrics(), OtlpTraces()):
+        lake = lake_at(tmp_path, filled, decoder)
+        (done,) = lake.succeed(spark, decoder)
+
+        given = raw.delta().to_pyarrow_table().select(ENTRIES.to_arrow().names).cast(ENTRIES.to_arrow())
+        (block,) = given.combine_chunks().to_batches()
+        plain = [row for rows, _ in decode_block(decoder, block) for row in rows.to_pylist()]
+        assert len(plain) == (2 if decoder.name == "otlp_metrics" else 1)
+        assert rows_in(lake.table) == plain
+        assert (done.rows, done.entries, done.others, done.dead_letters) == (len(plain), 3, 4, 2)
+        mine = [letter[1] for letter in letters_in(lake.dead_letters) if letter[2] == decoder.name]
+        assert mine == [3 + [*payloads].index(decoder.name), 6], "its own that is damaged, and the one of nobody"
+
+
 class Broken(Words):
     """Breaks its contract, or breaks down, at one entry."""
 
@@ -295,6 +321,49 @@ def test_a_failing_dead_letter_write_fails_the_range_before_its_rows(
     assert not lake.table.exists()
 
 
+def test_dead_letters_that_cannot_be_written_fail_the_range_before_its_rows(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    """The data files, which tasks write: where their folder must be is something else."""
+    for planned in lake.filled.ranges:
+        blocked = tmp_path / "lake" / "dead_letters" / f"_odb_range={range_of(planned).key}"
+        blocked.parent.mkdir(exist_ok=True)
+        blocked.write_bytes(b"no folder")
+
+    outcomes = lake.decode(spark, Words())
+
+    assert all(isinstance(one, Failed) and isinstance(one.error, StorageError) for one in outcomes), outcomes
+    assert not lake.table.exists()
+    assert not lake.dead_letters.exists()
+    lake.succeed(spark, Words(bad=()))  # there is nothing to write
+
+
+def _logs(spark: SparkSession, directory: Path) -> Lake:
+    entries = [log_entry(field(3, b"INFO") + field(5, field(1, b"hello"))), b"\xff\xff", log_entry(field(3, b"WARN"))]
+    filled = fill(LocalStore(directory / "buffer"), [batch(0, entries, [Metadata(0, 5, LOGS)])], per_range=1)
+    lake = lake_at(directory, filled, OtlpLogs())
+    list(land_all(spark, filled.place, filled.ranges, lake.entries))
+    return lake
+
+
+def test_executors_without_this_package_decode_logs(cluster_spark: SparkSession, tmp_path: Path) -> None:
+    lake = _logs(cluster_spark, tmp_path)
+
+    (done,) = lake.succeed(cluster_spark, OtlpLogs())
+
+    assert (done.rows, done.dead_letters) == (2, 1)
+    assert [row["SeverityText"] for row in rows_in(lake.table)] == ["INFO", "WARN"]
+
+
+def test_a_spark_connect_server_decodes_logs(connect_spark: SparkSession, tmp_path: Path) -> None:
+    lake = _logs(connect_spark, tmp_path)
+
+    (done,) = lake.succeed(connect_spark, OtlpLogs())
+
+    assert (done.rows, done.dead_letters) == (2, 1)
+    assert [letter[5] for letter in letters_in(lake.dead_letters)] == [b"\xff\xff"]
+
+
 def test_tables_that_do_not_fit_are_refused_at_once(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     planned = lake.filled.ranges
     with pytest.raises(InvalidInput, match="other columns than rows of decoder words"):
@@ -309,30 +378,3 @@ def test_tables_that_do_not_fit_are_refused_at_once(spark: SparkSession, lake: L
         land_decoded(spark, lake.entries, planned, named, table, lake.dead_letters)
     with pytest.raises(InvalidInput, match="on_error"):
         lake.decode(spark, Words(), on_error="drop")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_dying_at_any_commit_loses_nothing_and_doubles_no_letter(
-    number: int, after: bool, spark: SparkSession, tmp_path: Path
-) -> None:
-    lake = landed(spark, tmp_path, [("words", "one two"), ("words", "bad apple"), ("words", "three"), ("words", "")])
-    lake.succeed(spark, Words())
-    mended = Words(version=2, bad=("three",))  # what was a letter is rows, and what was rows is a letter
-    rows = lake.filled.rows()
-    fate = {"left": number}
-    tables = [Mortal(lake.table.url, lake.table.schema), Mortal(lake.dead_letters.url, DEAD_LETTERS)]
-    for table in tables:
-        table.fate, table.after = fate, after
-
-    with pytest.raises(Died):
-        list(land_decoded(spark, lake.entries, lake.filled.ranges, mended, *tables))
-
-    nothing_is_lost(mended, lake)
-    if number == 1 and not after:
-        assert words_in(lake.table) == expected_words(Words(), rows)
-    if number == 2:
-        assert set(expected_letters(mended, rows)) <= set(letters_in(lake.dead_letters)), "before the rows"
-    lake.succeed(spark, mended)
-    assert words_in(lake.table) == expected_words(mended, rows)
-    assert letters_in(lake.dead_letters) == expected_letters(mended, rows)

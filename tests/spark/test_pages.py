@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -20,15 +21,19 @@ from objbuf_dagster.protocol import BatchDescriptor, Block, Metadata, check_batc
 from objbuf_dagster.protocol.blocks import encode_block
 from objbuf_dagster.protocol.page import BYTE_ARRAY, INT64
 from objbuf_dagster.spark.columns import COLUMNS
-from objbuf_dagster.spark.pages import EntriesFile, goes_in_as_it_is
-from tests.protocol.batches import footer, framings
+from objbuf_dagster.spark.pages import SIZES, EntriesFile, Sizes, goes_in_as_it_is
+from tests.protocol.batches import footer, framings, skippable
 from tests.spark.rows import MANIFEST_PATH, Batch, Row, batch, entries, of_every_kind, rows_of
 
 Reader = Callable[[Path], list[Row]]
 
 
-def write(path: Path, batches: Iterable[Batch]) -> EntriesFile:
-    file = EntriesFile(MANIFEST_PATH)
+SMALL = Sizes(least=1 << 10, most=64 << 10, gathered=4 << 10, cut=16 << 10, row_group=48 << 10)
+"""The rule for files a thousand times as small."""
+
+
+def write(path: Path, batches: Iterable[Batch], sizes: Sizes = SIZES) -> EntriesFile:
+    file = EntriesFile(MANIFEST_PATH, sizes)
     for one in batches:
         file.add(one.descriptor, check_batch(one.data))
     path.write_bytes(b"".join(file.finish()))
@@ -91,6 +96,22 @@ def test_batches_of_every_kind_read_back_equal(every_kind: tuple[Path, list[Row]
     assert reader(path) == expected
 
 
+def test_blocks_that_are_cut_read_back_equal(tmp_path: Path, reader: Reader) -> None:
+    batches = [
+        batch(4, [b"before"], [Metadata(0, 1, b"")]),
+        batch(5, entries(1500, 100), [Metadata(0, 1, b"a"), Metadata(701, 2, b"b")]),
+        batch(6, [b"x" * 50_000, b"", b"y" * 70_000, b"z"], compression="none"),
+        batch(7, entries(300, 100, seed=2)),
+    ]
+    path = tmp_path / "cut.parquet"
+
+    write(path, batches, SMALL)
+
+    groups = pq.ParquetFile(path).metadata
+    assert groups.num_row_groups > 3
+    assert reader(path) == rows_of(batches)
+
+
 def test_large_blocks_are_cut_into_row_groups_and_read_back_equal(tmp_path: Path, spark: SparkSession) -> None:
     records = [b"%07d" % i * 150 for i in range(140_000)]  # 140 MiB, more than a page may have
     large = batch(5, records, [Metadata(0, 1, b"a"), Metadata(70_001, 2, b"b")])
@@ -118,6 +139,7 @@ def test_both_ways_give_the_same_rows(framing: str, tmp_path: Path) -> None:
         write(tmp_path / name, [one])
 
     assert goes_in_as_it_is(check_batch(as_it_is.data))
+    assert goes_in_as_it_is(check_batch(framed.data)) == (framing == "one frame")
     assert not goes_in_as_it_is(check_batch(plain.data))
     assert by_pyarrow(tmp_path / "a") == by_pyarrow(tmp_path / "b") == by_pyarrow(tmp_path / "c") == as_it_is.rows()
 
@@ -158,6 +180,56 @@ def test_a_frame_with_a_window_that_readers_refuse_is_encoded_again(tmp_path: Pa
     assert not goes_in_as_it_is(checked)
     write(tmp_path / "wide.parquet", [one])
     assert by_spark(spark, tmp_path / "wide.parquet", vectorised=True) == one.rows()
+
+
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_what_stands_behind_a_frame_does_not_get_into_the_file(
+    vectorised: bool, tmp_path: Path, spark: SparkSession
+) -> None:
+    records = entries(3000, 100)
+    block, count = encode_block(records)
+    frame = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(block)
+    padded = batch(1, records, data=frame + skippable(bytes(20 << 20)) + footer(count, compression=1))
+
+    write(tmp_path / "padded.parquet", [padded])
+
+    assert (tmp_path / "padded.parquet").stat().st_size < 1 << 20
+    assert by_spark(spark, tmp_path / "padded.parquet", vectorised=vectorised) == padded.rows()
+    assert goes_in_as_it_is(check_batch(frame + footer(count, compression=1))), "the frame alone would do"
+
+
+def test_a_frame_of_blocks_that_hold_nothing_is_encoded_again() -> None:
+    block, count = encode_block([b"r" * 60] * 2000)
+    frame = zstandard.ZstdCompressor(level=3).compress(block)
+    header = zstandard.frame_header_size(frame)
+    nothing = bytes(3)  # a block, not the last, as it is, of no bytes
+
+    few = check_batch(frame[:header] + nothing * 10 + frame[header:] + footer(count, compression=1))
+    many = check_batch(frame[:header] + nothing * 100_000 + frame[header:] + footer(count, compression=1))
+
+    assert goes_in_as_it_is(few)
+    assert not many.zstd
+    assert bytes(many.stored) == block
+
+
+def test_an_entry_that_no_page_can_hold_is_refused_and_its_company_is_not() -> None:
+    small = dataclasses.replace(SMALL, largest=100_000)
+    entry = random.Random(1).randbytes(99_996)
+    fits = batch(3, [entry, entry[:10], b"", entry[:99_990], b"more"], compression="none")
+    beyond = batch(4, [b"first", entry + b"x"], compression="none")
+    file = EntriesFile(MANIFEST_PATH, small)
+
+    file.add(fits.descriptor, check_batch(fits.data))
+    with pytest.raises(
+        InvalidInput, match=rf"sequence 4, {beyond.descriptor.location}: entry 1 has 99997 bytes.*99996"
+    ):
+        file.add(beyond.descriptor, check_batch(beyond.data))
+
+
+def test_the_largest_page_fits_its_header_also_if_it_does_not_compress() -> None:
+    grown_by = len(zstandard.ZstdCompressor(level=1).compress(random.Random(1).randbytes(8 << 20))) - (8 << 20)
+
+    assert SIZES.largest + 2 * grown_by * (SIZES.largest >> 23) < 2**31
 
 
 def test_a_block_that_goes_in_as_it_is_is_in_the_file_byte_for_byte(tmp_path: Path) -> None:

@@ -14,14 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from objbuf_dagster.lake import Column, LakeTable, TableSchema
+from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.lake import Column, LakeTable, LiveFile, TableSchema
 from objbuf_dagster.lake.files import RowsWriter
 from objbuf_dagster.protocol import BLOCK_BYTES, Metadata
+from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.spark.landing import land as land_range
-from objbuf_dagster.spark.reading import _jvm_root, _Task, read
+from objbuf_dagster.spark.landing import land_all
+from objbuf_dagster.spark.reading import _jvm_root, _may_have, _Task, read
 from objbuf_dagster.store import LocalStore, MemoryStore
 from tests.lake.landings import key, land, sequences
-from tests.spark.landing import fill
+from tests.spark.landing import Filled, fill
 from tests.spark.rows import batch
 
 MIB = 1 << 20
@@ -203,3 +206,72 @@ def test_buckets_are_read_natively_if_the_session_is_configured_for_them(
         spark.conf.unset(setting)
 
     assert _jvm_root(spark, table, None) is None
+
+
+def blind(tmp_path: Path, table: LakeTable, ranges: list[str]) -> None:
+    """Overwrite all of the files of these ranges but their footers: who looks for rows in them fails."""
+    for file in table.files(ranges):
+        path = tmp_path / "lake/entries" / file.path
+        data = path.read_bytes()
+        footer = int.from_bytes(data[-8:-4], "little") + 8
+        path.write_bytes(data[:4] + b"\xff" * (len(data) - footer - 4) + data[-footer:])
+
+
+def test_filters_on_sequence_and_time_skip_files(
+    spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path
+) -> None:
+    list(land_all(spark, small.place, small.ranges, table))
+    blind(tmp_path, table, [range_of(small.ranges[number]).key for number in (0, 2)])
+
+    for query in ("_odb_sequence = 4", "_odb_ingestion_time_ms = 4", f"_odb_range = '{range_of(small.ranges[1]).key}'"):
+        found = read(spark, table).where(query).selectExpr("max(entry)").collect()
+        assert found[0][0] in (b"4-4", b"5-5")
+    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        read(spark, table).selectExpr("max(entry)").collect()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_sequences_give_their_rows_and_files_without_them_are_not_looked_at(
+    native: bool, spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path
+) -> None:
+    list(land_all(spark, small.place, small.ranges, table))
+    for number in (0, 2):
+        for file in table.files([range_of(small.ranges[number]).key]):
+            (tmp_path / "lake/entries" / file.path).unlink()
+
+    found = read(spark, table, sequences=(4, 5), native=native)
+
+    assert sorted(row[0] for row in found.select("_odb_sequence").collect()) == [4] * 5 + [5] * 6
+    keys = [range_of(one) for one in small.ranges[:2]]
+    assert read(spark, table, keys, sequences=SequenceRange(3, 3), native=native).count() == 4
+    assert read(spark, table, sequences=SequenceRange(9, 2**64 - 1), native=native).count() == 0
+
+
+def test_files_are_skipped_by_their_statistics_where_a_range_is_wider() -> None:
+    stats = {"minValues": {"_odb_sequence": 3}, "maxValues": {"_odb_sequence": 5}}
+    told, untold = (LiveFile(SequenceRange(0, 9).key, "path", 1, 1, given) for given in (stats, {}))
+
+    assert [n for n in range(12) if _may_have(told, SequenceRange(n, n))] == [3, 4, 5]
+    assert [n for n in range(12) if _may_have(untold, SequenceRange(n, n))] == list(range(10))
+    assert _may_have(told, SequenceRange(0, 100))
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        pytest.param("000000000000-000000000002", id="one key, not a list"),
+        pytest.param(SequenceRange(0, 2), id="one range, not a list"),
+        pytest.param(["0-2"], id="not how a key is written"),
+        pytest.param(["000000000002-000000000000"], id="the wrong way round"),
+    ],
+)
+def test_what_is_no_range_is_refused_and_not_an_empty_frame(ranges: Any, spark: SparkSession, table: LakeTable) -> None:
+    with pytest.raises(InvalidInput, match="range"):
+        read(spark, table, ranges)
+
+
+def test_sequences_of_a_table_without_them_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no column _odb_sequence: read it by its ranges"):
+        read(spark, LakeTable(tmp_path / "typed", TYPED), sequences=(0, 1))
+    with pytest.raises(InvalidInput, match="0 <= start <= end"):
+        read(spark, LakeTable(tmp_path / "entries"), sequences=(2, 1))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 import objbuf_dagster
@@ -65,6 +69,33 @@ def test_connect_session_that_is_not_prepared_is_told_what_to_do(connect_url: st
         assert len(bare.range(1).mapInArrow(where_it_is_imported_from, SCHEMA).collect()) == 1
     finally:
         bare.stop()
+
+
+class SlowToSend:
+    """As much of a classic session as is asked to send something, and takes its time."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def addArtifacts(self, path: str, *, pyfile: bool) -> None:  # noqa: N802, Spark's name
+        assert pyfile
+        time.sleep(0.5)
+        self.sent.append(Path(path).name)
+
+
+def test_a_thread_waits_until_another_has_sent_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
+    spark, together = SlowToSend(), threading.Barrier(2)
+
+    def ship_one(_: int) -> list[str]:
+        together.wait(10)
+        ship(cast("SparkSession", spark))
+        return list(spark.sent)
+
+    with ThreadPoolExecutor(2) as threads:
+        seen = list(threads.map(ship_one, range(2)))
+
+    assert seen == [[f"objbuf_dagster-{archive_digest()}.zip"]] * 2
 
 
 def lacks_obstore(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

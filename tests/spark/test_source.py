@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +16,6 @@ from pyspark.sql import functions as F  # noqa: N812, everybody's name for it
 from objbuf_dagster.buffer import DEFAULT_MANIFEST_PATH
 from objbuf_dagster.lake.schema import ENTRIES
 from objbuf_dagster.protocol import Metadata, encode_batch
-from objbuf_dagster.protocol.batch import frame_batch
 from objbuf_dagster.spark.source import FORMAT, register
 from objbuf_dagster.store import LocalStore, Store
 from tests.spark.buffers import ack, plan_ranges
@@ -222,40 +218,3 @@ def test_a_batch_outside_the_buffer_is_never_fetched(
 
     assert "outside the buffer's data prefix" in message_of(lambda: frame)
     assert proxy.count("GET", "elsewhere/x.batch") == 0
-
-
-# Memory
-
-
-def worker_peaks() -> list[int]:
-    """The peak memory, in MiB, of Spark's Python workers below this process."""
-    parents, peaks = {}, {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            parents[process.name] = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            if (process / "cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"pyspark.daemon"]:
-                status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-                peaks[process.name] = int(status["VmHWM"].split()[0]) // 1024
-    below = {str(os.getpid())}
-    while more := {pid for pid, parent in parents.items() if parent in below} - below:
-        below |= more
-    return [peak for pid, peak in peaks.items() if pid in below]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell a process's peak")
-def test_a_worker_needs_no_more_memory_for_a_large_batch_than_for_a_small_one(read: Read, store: LocalStore) -> None:
-    piece = (b"\xfc\3\0\0" + b"an entry of a kilobyte" * 45 + b"." * 30) * 1024
-    peaks = {}
-    for sequence, mib in enumerate((16, 512)):
-        location = batch_name(sequence)
-        store.put(location, frame_batch([piece] * mib, 1024 * mib, "zstd"))
-        append(store, location)
-
-        total = F.sum(F.length("entry")).alias("total")
-        [row] = read(to=str(sequence)).where(f"_odb_sequence = {sequence}").agg(total).collect()
-
-        assert row["total"] == 1020 * 1024 * mib
-        peaks[mib] = max(worker_peaks())
-
-    print(peaks)
-    assert peaks[512] - peaks[16] < 48, "neither the 512 MiB that it is decompressed to"

@@ -148,7 +148,10 @@ def test_batches_come_in_order_and_each_is_fetched_once() -> None:
 def test_small_batches_are_fetched_ahead_and_large_ones_are_not() -> None:
     inner = MemoryStore()
     small = [stored(inner, n, [b"%d" % n]) for n in range(10)]
-    large = [PlannedBatch(batch.descriptor, 64 * MIB) for batch in small]
+    huge = encode_batch([bytes(64 * MIB)], "none")
+    large = [PlannedBatch(BatchDescriptor(n, f"ingest/large{n}.batch", ()), len(huge)) for n in range(3)]
+    for batch in large:
+        inner.put(batch.descriptor.location, huge)
     unknown = [PlannedBatch(batch.descriptor, None) for batch in small]
 
     def fetched_for_the_first(batches: list[PlannedBatch]) -> int:

@@ -11,6 +11,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from objbuf_dagster.buffer import BufferPlace
+from objbuf_dagster.errors import NotFound
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.ranges import Limits, RangeLedger, plan
+from objbuf_dagster.spark.landing import land
+from objbuf_dagster.spark.reading import read
+from objbuf_dagster.store import open_store
 from tests.support.buffers import append, fill
 from tests.support.s3 import S3Location
 
@@ -21,8 +28,15 @@ HIDDEN_HOST = "hidden-by-redaction"
 _JOB = """
 import json, sys, urllib.request
 from pyspark.errors import PySparkException
+from objbuf_dagster.buffer import BufferPlace
+from objbuf_dagster.errors import ObjbufError
+from objbuf_dagster.lake import LakeTable
+from objbuf_dagster.ranges import Limits, RangeLedger, plan
+from objbuf_dagster.spark.landing import land
+from objbuf_dagster.spark.reading import read as read_table
 from objbuf_dagster.spark.session import session
 from objbuf_dagster.spark.source import register
+from objbuf_dagster.store import open_store
 
 url, broken, endpoint, region, events, mark, hidden = sys.argv[1:]
 config = {
@@ -43,7 +57,7 @@ def use(frame):
 def fails(action):
     try:
         action()
-    except PySparkException as error:
+    except (PySparkException, ObjbufError) as error:
         print("failed:", error)
     else:
         raise AssertionError("that should have failed")
@@ -68,6 +82,16 @@ with session(master="local[1]", config=config) as spark:
     fails(lambda: view("refused", **plain, **keys_as_options))
     fails(lambda: read(**{"storage.endpoint": f"http://user:{mark}@{hidden}"}))
     fails(lambda: view("hidden", **{**plain, "storage.endpoint": f"no-address-{hidden}"}))
+
+    def landed(url):
+        settings = {"endpoint": endpoint, "region": region, **keys}
+        place, table = BufferPlace(open_store(url, options=settings)), LakeTable(f"{url}/lake", options=settings)
+        print(place, table)
+        [planned] = plan(place.manifests(), RangeLedger(place.store), Limits(max_wait=0))
+        print(land(spark, place, planned, table, verify=True))
+        return read_table(spark, table)
+    use(landed(url))
+    fails(lambda: landed(broken))
 
     base, app = spark.sparkContext.uiWebUrl, f"/api/v1/applications/{spark.sparkContext.applicationId}"
     def page(path):
@@ -110,10 +134,12 @@ def shown(trusting_s3_root: S3Location, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_job_did_read_and_was_looked_at_everywhere(shown: dict[str, str]) -> None:
-    assert shown["output"].count("rows: 2") == 3
+    assert shown["output"].count("rows: 2") == 4
     assert "BatchScan objbuf" in shown["output"]
     assert "INFO" in shown["log"]
     assert "BatchScan objbuf" in shown["event log"]
+    assert "Landed(range=" in shown["output"]
+    assert "MapInArrow" in shown["event log"]
 
 
 @pytest.mark.parametrize("place", ["output", "log", "event log"])
@@ -146,3 +172,23 @@ def test_a_request_to_a_server_is_logged_without_settings_of_the_store(spark: Sp
     assert MARK in str(request)
     assert MARK not in hidden
     assert "s3://bucket" in hidden
+
+
+def test_a_server_that_lands_and_reads_does_not_log_credentials(
+    connect_spark: SparkSession, connect_directory: Path, trusting_s3: S3Location
+) -> None:
+    options = {**trusting_s3.options, "access_key_id": MARK, "secret_access_key": MARK, "token": MARK}
+    place = BufferPlace(open_store(trusting_s3.url, options=options))
+    table = LakeTable(f"{trusting_s3.url}/lake", options=options)
+    fill(place.store, 2)
+    append(place.store, "ingest/missing.batch")
+    good, broken = plan(place.manifests(), RangeLedger(place.store), Limits(max_batches=2, max_wait=0))
+
+    assert land(connect_spark, place, good, table).rows == 2
+    with pytest.raises(NotFound):
+        land(connect_spark, place, broken, table)
+    assert read(connect_spark, table).count() == 2
+
+    log = (connect_directory / "log").read_text()
+    assert "Spark Connect server started" in log
+    assert MARK not in log

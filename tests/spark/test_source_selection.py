@@ -6,7 +6,7 @@ import pytest
 
 from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.buffer.retention import Mark, Retention, retention_path
-from objbuf_dagster.errors import BufferReplaced, InvalidInput, RangeExpired, RangeNotPlanned
+from objbuf_dagster.errors import BufferReplaced, InvalidInput, RangeExpired, RangeNotPlanned, RangesOverlap
 from objbuf_dagster.protocol import BatchDescriptor, Manifest, PlannedBatch, RangeObject
 from objbuf_dagster.protocol.range_object import range_path
 from objbuf_dagster.ranges import RangeLedger, SequenceRange, plan
@@ -159,6 +159,16 @@ def test_ranges_beyond_the_manifest_are_another_buffers() -> None:
 
     with pytest.raises(BufferReplaced, match="its next sequence is 2"):
         chosen(store, SinceFrontier())
+
+
+def test_ranges_that_overlap_are_refused() -> None:
+    """Rows would come twice."""
+    store = buffer_of_ten(planned=2, acked=1)
+    batches = tuple(PlannedBatch(one, 1) for one in manifests(store).read().entries(after=2, limit=3))
+    store.put(range_path("ingest", 3), RangeObject(3, 5, 0, 0, batches).to_bytes())
+
+    with pytest.raises(RangesOverlap):
+        chosen(store, FromTo(0, 5))
 
 
 def test_what_is_planned_while_we_look_is_not_taken_for_another_buffer() -> None:
