@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from objbuf_dagster.spark.archive import IN_HASTE
+
 CODE = Path(__file__).resolve().parent.parent
 
 HOME, BUFFER, LAKE = "DAGSTER_HOME", "OBJBUF_BUFFER_URL", "OBJBUF_LAKE_URL"
@@ -78,8 +80,15 @@ def load(root: Path, given: Mapping[str, str]) -> Settings:
         is_embedded=is_embedded,
         port=_port(known.get("PORT", "3000")),
         demo=demo,
-        # Definitions are this clone's, wherever dagster works and whatever else is installed.
-        environment={**known, HOME: str(home), BUFFER: buffer, LAKE: lake, "PYTHONPATH": path},
+        # Definitions are this clone's, wherever dagster works and whatever else is installed. Each run has a JVM.
+        environment={
+            "SPARK_SUBMIT_OPTS": IN_HASTE,
+            **known,
+            HOME: str(home),
+            BUFFER: buffer,
+            LAKE: lake,
+            "PYTHONPATH": path,
+        },
         notes=tuple(filter(None, notes)),
     )
 

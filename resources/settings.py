@@ -6,7 +6,8 @@ import json
 import math
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, get_args
 
 import dagster as dg
 
@@ -15,6 +16,7 @@ from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration import SensorSettings
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES
 from objbuf_dagster.ranges import Limits
+from objbuf_dagster.ranges.regulator import Profile, Regulator
 
 N = TypeVar("N", int, float)
 
@@ -50,21 +52,42 @@ def spark() -> dict[str, Any]:
 
 
 def sensor() -> SensorSettings:
-    limits, plain = Limits(), SensorSettings()
+    plain = SensorSettings()
     on_gap = os.environ.get("OBJBUF_ON_GAP") or plain.on_gap
     if on_gap not in ("fail", "skip"):
         raise InvalidInput(f"OBJBUF_ON_GAP is {on_gap!r}, and must be fail or skip")
+    limits, regulator = _limits_or_regulator()
     return SensorSettings(
-        limits=Limits(
-            max_batches=_number("OBJBUF_MAX_BATCHES", limits.max_batches, int, least=1),
-            max_bytes=_number("OBJBUF_MAX_BYTES", limits.max_bytes, int, least=1),
-            max_wait=_number("OBJBUF_MAX_WAIT", limits.max_wait, float),
-        ),
+        limits=limits,
+        regulator=regulator,
         max_in_flight=_number("OBJBUF_MAX_IN_FLIGHT", plain.max_in_flight, int, least=1),
         max_ahead=_number("OBJBUF_MAX_AHEAD", plain.max_ahead, int, least=1),
         max_attempts=_number("OBJBUF_MAX_ATTEMPTS", plain.max_attempts, int, least=1),
         retry_seconds=_number("OBJBUF_RETRY_SECONDS", plain.retry_seconds, float),
         on_gap=on_gap,  # type: ignore[arg-type]  # checked above
+    )
+
+
+def _limits_or_regulator() -> tuple[Limits | None, Any]:
+    """Limits are fixed ones, unless a profile is named: then they are as far as its regulator may go."""
+    plain = Limits()
+    limits = Limits(
+        max_batches=_number("OBJBUF_MAX_BATCHES", plain.max_batches, int, least=1),
+        max_bytes=_number("OBJBUF_MAX_BYTES", plain.max_bytes, int, least=1),
+        max_wait=_number("OBJBUF_MAX_WAIT", plain.max_wait, float),
+    )
+    named = [name for name in ("max_batches", "max_bytes", "max_wait") if os.environ.get(f"OBJBUF_{name.upper()}")]
+    choice = os.environ.get("OBJBUF_REGULATOR") or None
+    if choice not in (None, "off", *get_args(Profile)):
+        raise InvalidInput(f"OBJBUF_REGULATOR is {choice!r}, and must be off, {', '.join(get_args(Profile))}")
+    if choice in (None, "off") or not named:
+        return limits if named else None, choice
+    profile = Regulator.of(str(choice))
+    return None, replace(
+        profile,
+        **{name: getattr(limits, name) for name in named},
+        min_bytes=min(profile.min_bytes, limits.max_bytes),
+        min_wait=min(profile.min_wait, limits.max_wait) if "max_wait" in named else profile.min_wait,
     )
 
 

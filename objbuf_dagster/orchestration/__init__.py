@@ -2,6 +2,7 @@
 
 from objbuf_dagster.orchestration.acking import Acked, ack_hook, ack_materialised
 from objbuf_dagster.orchestration.definitions import buffer_definitions
+from objbuf_dagster.orchestration.host import RunHost
 from objbuf_dagster.orchestration.jobs import collect_job, table_checks, upkeep_job
 from objbuf_dagster.orchestration.range_asset import (
     Outcome,
@@ -28,6 +29,7 @@ __all__ = [
     "RangeContext",
     "RangeFailure",
     "RangeResult",
+    "RunHost",
     "SensorSettings",
     "SparkResource",
     "StateConfig",

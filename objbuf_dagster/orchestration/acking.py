@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import dagster as dg
 
 from objbuf_dagster.buffer import Consumer
+from objbuf_dagster.errors import Fenced, InvalidInput
+from objbuf_dagster.orchestration.chain import still_there
 from objbuf_dagster.orchestration.materialised import materialised
-from objbuf_dagster.orchestration.observations import held
+from objbuf_dagster.orchestration.observations import Held, held
 from objbuf_dagster.orchestration.resources import BufferResource
 from objbuf_dagster.orchestration.source import BufferSource
 from objbuf_dagster.protocol import BatchDescriptor, Manifest, RangeObject
@@ -18,12 +20,16 @@ from objbuf_dagster.ranges import RangeLedger, SequenceRange, check_against, fro
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What lies past the frontier: the planned ranges in order, which of them are materialised, how far to ack."""
+    """What lies past the frontier: the planned ranges in order, which of them are materialised, how far to ack.
+
+    known: the range by which the buffer was found to be the same, unless it has expired.
+    """
 
     frontier: int
     next_sequence: int
     planned: tuple[RangeObject, ...]
     done: frozenset[SequenceRange]
+    known: RangeObject | None = None
 
     @property
     def reached(self) -> int:
@@ -77,18 +83,20 @@ def survey(
     source: BufferSource,
     ledger: RangeLedger,
     manifest: Manifest,
-    hint: SequenceRange | None = None,
+    ours: Held | None = None,
 ) -> Survey:
     """Look at range objects and materialisations past the frontier. Changes nothing.
 
-    Raises BufferReplaced where ranges and manifest name other batches for the same sequence.
+    Raises BufferReplaced where ranges and manifest name other batches for the same sequence, or where the range that
+    this deployment knows is another one.
     """
     current = manifest.frontier
-    planned = tuple(ledger.list(current, hint))
+    planned = tuple(ledger.list(current, ours.oldest if ours else None))
+    known = still_there(ledger, ours.known, ours.known_batch, planned) if ours else None
     for one in planned:
         check_against(manifest, one)
     done = frozenset(materialised(instance, source.gates, planned))
-    return Survey(current, manifest.next_sequence, planned, done)
+    return Survey(current, manifest.next_sequence, planned, done, known)
 
 
 def ack_surveyed(
@@ -111,14 +119,12 @@ def ack_materialised(instance: dg.DagsterInstance, source: BufferSource, buffer:
     What the hook does, and what your own code calls with `ack="manual"`, from a run, a sensor or anywhere else with the
     deployment's instance. One manifest read, and one write if it moves; repeating it is safe, in parallel too.
 
-    Raises Fenced if another deployment took the buffer over, and InvalidInput if this one never did; nothing is changed
-    then.
+    Raises Fenced if another deployment took the buffer over, InvalidInput if this one never did, and BufferReplaced if
+    it was made anew; nothing is changed then.
     """
     ours = held(instance, source, buffer.identity())
     ledger = buffer.ledger()
-    _, seen = ack_surveyed(
-        buffer.attach(ours.epoch), lambda manifest: survey(instance, source, ledger, manifest, ours.oldest)
-    )
+    _, seen = ack_surveyed(buffer.attach(ours.epoch), lambda manifest: survey(instance, source, ledger, manifest, ours))
     waits_for = next((range_of(one) for one in seen.open), None)
     return Acked(seen.frontier, seen.reached, waits_for)
 
@@ -128,15 +134,27 @@ def would_ack(
     source: BufferSource,
     buffer: BufferResource,
     ranges: Collection[SequenceRange],
-    asset: dg.AssetKey,
-) -> Acked:
-    """What `ack_materialised` would do if this asset had materialised these ranges. Changes nothing, owns nothing."""
-    seen = survey(instance, source, buffer.ledger(), buffer.place().manifests().read())
-    others = [gate for gate in source.gates if gate != asset]
-    rest = materialised(instance, others, seen.planned) if asset in source.gates else set()
-    done = seen.done | {one for one in ranges if one in rest}
+    assets: Collection[dg.AssetKey],
+) -> str:
+    """What would come of it if these assets, those of a run, had materialised these ranges, in words.
+
+    Changes nothing, owns nothing.
+    """
+    if source.ack == "manual":
+        return "nothing would be acked: with ack='manual', your own code does"
+    try:
+        ours = held(instance, source, buffer.identity())
+    except InvalidInput as error:
+        return f"nothing would be acked: {error}"
+    manifest = buffer.place().manifests().read()
+    if manifest.epoch != ours.epoch:
+        return f"nothing would be acked: {Fenced(ours.epoch, manifest.epoch, 'Reset the cursor to take it back')}"
+    seen = survey(instance, source, buffer.ledger(), manifest, ours)
+    others = [gate for gate in source.gates if gate not in assets]
+    landed = materialised(instance, others, seen.planned) if len(others) < len(source.gates) else set()
+    done = seen.done | {one for one in ranges if one in landed}
     waits_for = next((range_of(one) for one in seen.planned if range_of(one) not in done), None)
-    return Acked(seen.frontier, seen.reached_with(done), waits_for)
+    return Acked(seen.frontier, seen.reached_with(done), waits_for).as_if
 
 
 def ack_hook(source: BufferSource) -> dg.HookDefinition:

@@ -43,9 +43,9 @@ def decode(
     """All ranges of the step, many in one Spark job; see `land_decoded`.
 
     letters_asset: stands for the dead letters: it is materialised for each range, with how many there are.
-    metrics: counts rows, dead letters, and entries that were dropped.
+    metrics: counts rows, dead letters, and entries that were dropped; the context's unless given.
     """
-    counted = metrics or Metrics()
+    counted = metrics or context.metrics
     for job in _jobs(context):
         for outcome in land_decoded(
             spark,

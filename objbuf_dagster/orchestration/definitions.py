@@ -9,6 +9,8 @@ import dagster as dg
 
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.lake import CHECKS
+from objbuf_dagster.orchestration.catching_up import STATE_TAG
+from objbuf_dagster.orchestration.host import RunHost
 from objbuf_dagster.orchestration.jobs import Job, collect_job, schedules, table_checks, upkeep_job
 from objbuf_dagster.orchestration.sensor import landing_job, range_sensor
 from objbuf_dagster.orchestration.settings import SensorSettings
@@ -62,11 +64,20 @@ def buffer_definitions(
         description="Looks over whole tables: what was acked is there, no hole is between ranges, nothing is twice.",
     )
     nightly: list[Job] = [*([maintain] if looked_after else []), *([check] if tables else [])]
+    sensor = range_sensor(
+        source,
+        land,
+        settings,
+        interval_seconds=sensor_interval_seconds,
+        host=RunHost(resources["lake"], resources.get("spark")),
+        metrics=source.metrics,
+        states=[key for one in ranged for key, tags in one.tags_by_key.items() if tags.get(STATE_TAG) == source.name],
+    )
     return dg.Definitions(
         assets=[source.asset(), *assets],
         asset_checks=checks,
         resources=dict(resources),
-        sensors=[range_sensor(source, land, settings, interval_seconds=sensor_interval_seconds)],
+        sensors=[sensor],
         jobs=[land, collect, *nightly],
         schedules=schedules(collect, *nightly),
         executor=dg.in_process_executor,

@@ -16,6 +16,7 @@ from pydantic import Field
 from objbuf_dagster.buffer import GarbageCollector
 from objbuf_dagster.buffer.gc import DEFAULT_GRACE_SECONDS
 from objbuf_dagster.errors import StorageError
+from objbuf_dagster.orchestration.chain import still_there
 from objbuf_dagster.orchestration.observations import held
 from objbuf_dagster.orchestration.resources import BufferResource, LakeResource
 from objbuf_dagster.orchestration.source import BufferSource, resolved
@@ -54,11 +55,13 @@ def collect_job(source: BufferSource) -> dg.JobDefinition:
 
     def collect(context: dg.OpExecutionContext, config: CollectConfig) -> None:
         buffer: BufferResource = getattr(context.resources, source.name)
+        ours = held(context.instance, source, buffer.identity())
+        still_there(buffer.ledger(), ours.known, ours.known_batch)
         collector = GarbageCollector(
             buffer.store(),
             buffer.manifest_path,
             buffer.data_prefix,
-            epoch=held(context.instance, source, buffer.identity()).epoch,
+            epoch=ours.epoch,
             grace_seconds=config.grace_seconds,
             retention_seconds=config.retention_seconds,
         )
@@ -110,6 +113,13 @@ def upkeep_job(tables: Sequence[str], lake: str = "lake", name: str = "lake_upke
                 report.bytes_freed,
                 report.log_files_deleted,
             )
+            if report.foreign_files:
+                context.log.warning(
+                    "%s: left %d old files alone that no landing in this table wrote, the first is %s",
+                    table,
+                    report.foreign_files,
+                    report.first_foreign,
+                )
             done |= {f"{table}_files": report.files_deleted, f"{table}_bytes": report.bytes_freed}
         context.add_output_metadata({**done, "dry_run": config.dry_run})
 

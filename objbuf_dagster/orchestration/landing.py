@@ -34,6 +34,7 @@ def land(
     batches = amount = 0
     for job in jobs(context.planned):
         by_range = {range_of(one): one for one in job}
+        size = sum(one.size for one in job)
         for outcome in land_all(
             spark,
             context.place,
@@ -55,17 +56,18 @@ def land(
                     one.sequence,
                     shown(one.reason),
                 )
-            metadata = numbers(outcome, by_range[outcome.range])
+            planned = by_range[outcome.range]
+            metadata = numbers(outcome, planned, planned.size / size if size else 1 / len(job))
             if not context.dry_run:
                 metadata |= preview(context, table, outcome.range, _SHOWN_FIRST)
             yield RangeResult(outcome.range, metadata, outcome.checks)
         batches += sum(len(one.batches) for one in job)
-        amount += sum(one.size for one in job)
+        amount += size
 
 
-def numbers(landed: Landed, planned: RangeObject) -> dict[str, Any]:
-    """What is worth a plot, and where the rows are."""
-    seconds = max(landed.seconds, 1e-9)
+def numbers(landed: Landed, planned: RangeObject, share: float = 1.0) -> dict[str, Any]:
+    """What is worth a plot, and where the rows are. `share`: of the job that landed it, whose time is divided by it."""
+    seconds = max(landed.seconds * share, 1e-9)
     oldest = [time_ms for batch in planned.batches[:1] if (time_ms := entry_time_ms(batch.descriptor)) is not None]
     found: dict[str, Any] = {
         "rows": landed.rows,
@@ -74,7 +76,7 @@ def numbers(landed: Landed, planned: RangeObject) -> dict[str, Any]:
         "bytes": landed.bytes_read,
         "bytes_written": landed.bytes_written,
         "files": landed.files,
-        "seconds": round(landed.seconds, 3),
+        "seconds": round(seconds, 3),
         "MB/s": round(landed.bytes_read / seconds / 1e6, 3),
         "first_sequence": planned.start,
         "last_sequence": planned.end,

@@ -16,12 +16,17 @@ from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration.source import BufferSource
 from objbuf_dagster.ranges import SequenceRange
 
-_LOOK_BACK = 20
+_FIRST_LOOK = 20
+_LOOK_FURTHER = 500
 _OLDEST = "oldest_range"
+_KNOWN = "known_range"
+_KNOWN_BATCH = "known_batch"
 
 
-def numbers_of(state: BufferState, in_flight: int, waiting: int) -> dict[str, int | float]:
-    """What is plotted: of the buffer, ranges that run, and ranges that wait for a person."""
+def numbers_of(
+    state: BufferState, in_flight: int = 0, waiting: int = 0, in_flight_bytes: int = 0, *, held: bool = False
+) -> dict[str, int | float]:
+    """What is plotted: of the buffer, ranges that run, ranges that wait for a person, and whether new ones are held."""
     return {
         "epoch": state.epoch,
         "frontier": state.frontier,
@@ -29,15 +34,28 @@ def numbers_of(state: BufferState, in_flight: int, waiting: int) -> dict[str, in
         "queue_length": state.queue_length,
         "lag_seconds": round(state.lag_seconds, 1),
         "in_flight": in_flight,
+        "in_flight_bytes": in_flight_bytes,
         "failed_ranges": waiting,
+        "held": int(held),
     }
 
 
 def observation(
-    source: BufferSource, buffer: str, numbers: Mapping[str, int | float], oldest: SequenceRange | None
+    source: BufferSource,
+    buffer: str,
+    numbers: Mapping[str, int | float],
+    oldest: SequenceRange | None,
+    known: SequenceRange | None = None,
+    known_batch: str | None = None,
 ) -> dg.AssetObservation:
-    """These numbers, for this buffer; `oldest` is where hooks begin to list, so that they need not list all."""
+    """These numbers, for this buffer.
+
+    oldest: where hooks begin to list, so that they need not list all.
+    known, known_batch: a range and its last batch, by which they see that it is still the same buffer.
+    """
     text = {"buffer": buffer, **({} if oldest is None else {_OLDEST: oldest.key})}
+    if known is not None and known_batch is not None:
+        text |= {_KNOWN: known.key, _KNOWN_BATCH: known_batch}
     return dg.AssetObservation(
         source.key, metadata={name: dg.MetadataValue.text(value) for name, value in text.items()} | dict(numbers)
     )
@@ -58,11 +76,62 @@ def gap(source: BufferSource, buffer: str, first: int, last: int) -> dg.AssetObs
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """What the sensor said last: when, in seconds since 1970, of which buffer, and the rest by its names."""
+
+    at: float
+    buffer: str
+    said: Mapping[str, object]
+
+
+def published(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Published | None:
+    """The last that a sensor said of the buffer with this asset; None if that is nothing.
+
+    Others may observe the asset too, as often as they like.
+    """
+    page = instance.fetch_observations(asset, limit=_FIRST_LOOK)
+    while True:
+        for record in page.records:
+            event = record.asset_observation
+            if event is None or "epoch" not in event.metadata:
+                continue  # a person's, or that of a gap
+            said = {name: value.value for name, value in event.metadata.items()}
+            return Published(record.timestamp, str(said.get("buffer")), said)
+        if not page.has_more:
+            return None
+        page = instance.fetch_observations(asset, limit=_LOOK_FURTHER, cursor=page.cursor)
+
+
+def published_here(asset: str) -> Published | None:
+    """The same, of the deployment that DAGSTER_HOME names."""
+    with dg.DagsterInstance.get() as instance:
+        return published(instance, dg.AssetKey.from_user_string(asset))
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
-    """What this deployment holds: the epoch, and a range that begins at or before the frontier, if one is known."""
+    """What this deployment holds.
+
+    oldest: a range that begins at or before the frontier, if one is known.
+    known, known_batch: a range of this buffer and its last batch, if one is known.
+    """
 
     epoch: int
-    oldest: SequenceRange | None
+    oldest: SequenceRange | None = None
+    known: SequenceRange | None = None
+    known_batch: str | None = None
+
+    @classmethod
+    def of(cls, last: Published) -> Held | None:
+        """None for what no sensor of ours says."""
+        epoch, batch = last.said["epoch"], last.said.get(_KNOWN_BATCH)
+        if not isinstance(epoch, int):
+            return None
+        oldest, known = (
+            SequenceRange.from_key(key) if isinstance(key, str) else None
+            for key in (last.said.get(_OLDEST), last.said.get(_KNOWN))
+        )
+        return cls(epoch, oldest, known, batch if isinstance(batch, str) else None)
 
 
 def held(instance: dg.DagsterInstance, source: BufferSource, buffer: str) -> Held:
@@ -70,19 +139,16 @@ def held(instance: dg.DagsterInstance, source: BufferSource, buffer: str) -> Hel
 
     Raises InvalidInput if that is nothing, or of another buffer.
     """
-    for record in instance.fetch_observations(source.key, limit=_LOOK_BACK).records:
-        event = record.asset_observation
-        if event is None or "epoch" not in event.metadata:
-            continue  # a person's, or that of a gap
-        said = {name: value.value for name, value in event.metadata.items()}
-        if said.get("buffer") != buffer or not isinstance(said["epoch"], int):
-            raise InvalidInput(
-                f"this deployment's sensor holds {str(said.get('buffer'))[:300]!r}, not {buffer!r}: the run and the "
-                "sensor have different settings. Reload the code location, so that both have the same"
-            )
-        oldest = said.get(_OLDEST)
-        return Held(said["epoch"], SequenceRange.from_key(oldest) if isinstance(oldest, str) else None)
-    raise InvalidInput(
-        f"this deployment has not taken the buffer {buffer!r} yet, or what it said of it was wiped: turn its sensor "
-        "on, or reset the sensor's cursor. Its next tick acks what has materialised until then"
-    )
+    last = published(instance, source.key)
+    if last is None:
+        raise InvalidInput(
+            f"this deployment has not taken the buffer {buffer!r} yet, or what it said of it was wiped: turn its "
+            "sensor on, or reset the sensor's cursor. Its next tick acks what has materialised until then"
+        )
+    ours = Held.of(last)
+    if last.buffer != buffer or ours is None:
+        raise InvalidInput(
+            f"this deployment's sensor holds {last.buffer[:300]!r}, not {buffer!r}: the run and the sensor have "
+            "different settings. Reload the code location, so that both have the same"
+        )
+    return ours

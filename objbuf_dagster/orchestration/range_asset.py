@@ -19,6 +19,7 @@ import dagster as dg
 from pydantic import Field
 
 from objbuf_dagster.buffer import BufferPlace
+from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.errors import (
     CheckFailed,
     InvalidInput,
@@ -38,7 +39,6 @@ from objbuf_dagster.ranges import SequenceRange, range_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from objbuf_dagster.buffer.metrics import Metrics
     from objbuf_dagster.decode import Decoder
     from objbuf_dagster.lake import LakeTable, RangeCheck
     from objbuf_dagster.spark.decoding_worker import OnError
@@ -89,6 +89,7 @@ class RangeContext:
     expired: those whose batches may be gone, of an asset that does not need them.
     place: the buffer; picklable, for tasks.
     dry_run: commit nothing.
+    metrics: the source's.
     """
 
     dagster: dg.AssetExecutionContext
@@ -96,6 +97,7 @@ class RangeContext:
     place: BufferPlace
     dry_run: bool
     expired: tuple[SequenceRange, ...] = ()
+    metrics: Metrics = field(default_factory=Metrics)
 
     @property
     def run_id(self) -> str:
@@ -132,7 +134,7 @@ class RangeContext:
         on_error: `dead_letter` keeps an entry that cannot be decoded aside, `fail` fails its range, `skip` drops it.
         table: of the rows, the asset's name unless given.
         dead_letters: the table, and the asset that is materialised with it.
-        metrics: counts rows, dead letters, and entries that were dropped.
+        metrics: counts rows, dead letters, and entries that were dropped; the source's unless given.
 
         An asset that does nothing else has `batches=False`: its ranges can be decoded while `entries` has them.
         """
@@ -245,7 +247,7 @@ class _Step:
         planned, outcomes = self._read(buffer)
         expired = tuple(one for one, found in outcomes.items() if not self.batches and _has_expired(found))
         if planned or expired:
-            context = RangeContext(self.context, planned, buffer.place(), self.dry_run, expired)
+            context = RangeContext(self.context, planned, buffer.place(), self.dry_run, expired, self.source.metrics)
             outcomes.update(self._called(function, context))
         failures = {one.range: one.error for one in outcomes.values() if isinstance(one, RangeFailure)}
         results = {one.range: one for one in outcomes.values() if isinstance(one, RangeResult)}
@@ -359,8 +361,9 @@ class _Step:
         for one, result in sorted(results.items()):
             plain = {name: value for name, value in result.metadata.items() if isinstance(value, int | float | str)}
             self.context.log.info("dry run: range %s would have been committed and materialised: %s", one, plain)
-        would = would_ack(self.context.instance, self.source, buffer, results, self.key)
-        self.context.log.info("dry run: nothing was committed, materialised or acked; else %s", would.as_if)
+        of_this_run = self.context.job_def.asset_layer.selected_asset_keys  # those downstream are skipped in a dry one
+        would = would_ack(self.context.instance, self.source, buffer, results, of_this_run)
+        self.context.log.info("dry run: nothing was committed, materialised or acked; else %s", would)
 
 
 def _has_expired(outcome: Outcome) -> bool:

@@ -17,6 +17,7 @@ from objbuf_dagster.buffer import (
     Producer,
     state_of,
 )
+from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration.s3 import settings_of
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES
@@ -78,10 +79,18 @@ class BufferResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             self.store(), self.manifest_path, self.data_prefix, gc_interval=None, max_bytes=self.max_batch_bytes
         )
 
-    def attach(self, epoch: int) -> Consumer:
-        """Join with an epoch that this deployment holds; if it does not any more, the first operation raises Fenced."""
+    def attach(self, epoch: int, store: Store | None = None, metrics: Metrics | None = None) -> Consumer:
+        """Join with an epoch that this deployment holds; if it does not any more, the first operation raises Fenced.
+
+        `store`, if the caller has one around this buffer's, is used instead. `metrics` gets the consumer's.
+        """
         return Consumer.attach(
-            self.store(), self.manifest_path, self.data_prefix, epoch=epoch, max_bytes=self.max_batch_bytes
+            store or self.store(),
+            self.manifest_path,
+            self.data_prefix,
+            epoch=epoch,
+            max_bytes=self.max_batch_bytes,
+            metrics=metrics,
         )
 
     def producer(self, **settings: Any) -> Producer:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_type_hints
 
 import dagster as dg
 
+from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.errors import InvalidInput
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -24,6 +25,8 @@ class BufferSource:
     ack_after: the assets that must all have materialised a range before the frontier passes it.
     ack: `auto` moves the frontier after each materialisation and in every tick, `manual` leaves that to whoever calls
         `ack_materialised`.
+    metrics: where the sensor sets the gauges of its regulator, and decoding counts rows, dead letters and dropped
+        entries, for who exports them: of the process that it is in, the code server's or a run's.
 
     >>> BufferSource("orders", ack_after=["orders_raw"]).partitions.name
     'orders_ranges'
@@ -32,6 +35,7 @@ class BufferSource:
     name: str = "buffer"
     ack_after: Sequence[str] = ("entries",)
     ack: Literal["auto", "manual"] = "auto"
+    metrics: Metrics = field(default_factory=Metrics, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -56,6 +60,11 @@ class BufferSource:
         """One key per range, added by the sensor in rising order."""
         return dg.DynamicPartitionsDefinition(name=f"{self.name}_ranges")
 
+    @property
+    def job_name(self) -> str:
+        """Of the job that lands ranges."""
+        return f"land_{self.name}"
+
     def asset(self) -> dg.AssetSpec:
         """The external asset: what is upstream of all range assets, and where the sensor's observations are."""
         return dg.AssetSpec(
@@ -63,8 +72,9 @@ class BufferSource:
             group_name=self.name,
             kinds={"objectstorage"},
             description=(
-                "The object-storage buffer. Its observations show epoch, frontier, next sequence, queue length, lag "
-                "and ranges in flight."
+                "The object-storage buffer. Its observations show epoch, frontier, next sequence, queue length, lag, "
+                "ranges and bytes in flight; and of the regulator its budget for a range, rho, pressure, whether new "
+                "ranges are held back, and the seconds until it has caught up."
             ),
         )
 

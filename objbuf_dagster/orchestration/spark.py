@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import time
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,15 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
 
 from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.orchestration.host import value_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_MEMORY = re.compile(r"([0-9]{1,15})([kmgtp]?)b?", re.ASCII)
+_SHIFTS = {"k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+"""As Spark writes a size of memory; a number alone is MiB."""
 
 
 class SparkResource(LazyPySparkResource):
@@ -63,13 +71,30 @@ class SparkResource(LazyPySparkResource):
             if self._log is not None:
                 self._log.info("Spark is ready after %.1f s", time.perf_counter() - started)
 
-    def _settings(self) -> dict[str, str]:
+    def is_local(self) -> bool:
+        """Whether Spark works on the machine that a run is on. Starts nothing."""
+        if value_of(self.remote) or os.environ.get("SPARK_REMOTE"):
+            return False
         try:
-            more = json.loads(self.more_config or "{}")
-        except ValueError:
-            more = None
-        if not isinstance(more, dict):
-            raise InvalidInput('more_config is not JSON as {"spark.executor.memory": "4g"}')
+            settings = self._known()
+        except InvalidInput:
+            return False  # runs fail for it and say why
+        return "spark.remote" not in settings and settings.get("spark.master", "local").startswith("local")
+
+    def driver_memory(self) -> int | None:
+        """Bytes of the driver's heap, at the most, as far as it is set: `spark.driver.memory`. Starts nothing."""
+        try:
+            found = _MEMORY.fullmatch(self._known().get("spark.driver.memory", "").strip().lower())
+        except InvalidInput:
+            return None
+        return None if found is None else int(found[1]) << _SHIFTS[found[2] or "m"]
+
+    def _known(self) -> dict[str, str]:
+        """The settings as far as the environment here has them."""
+        return {**_flat(_parsed(value_of(self.more_config) or "{}")), **_flat(self.spark_config)}
+
+    def _settings(self) -> dict[str, str]:
+        more = _parsed(self.more_config or "{}")
         remote = {"spark.remote": self.remote} if self.remote else {}
         return {**_flat(more), **_flat(self.spark_config), **remote}
 
@@ -78,6 +103,16 @@ class SparkResource(LazyPySparkResource):
         """The session, started now if it was not."""
         session: SparkSession = self.spark_session
         return session
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        more = json.loads(text)
+    except ValueError:
+        more = None
+    if not isinstance(more, dict):
+        raise InvalidInput('more_config is not JSON as {"spark.executor.memory": "4g"}')
+    return more
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

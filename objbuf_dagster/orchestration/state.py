@@ -3,7 +3,7 @@
 Such an asset has no partitions. Put into the assets of `buffer_definitions` it is part of the landing job, behind the
 table that it reads: each run, whichever range it was started for, ends with applying all that is due, in order. Of runs
 that end at the same time one applies, and the others find that it is done. So a range that lands late, or a step that
-failed, is made good by the next run.
+failed, is made good by the next run; the sensor starts one for the state alone if no range is to run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import Field
 
 from objbuf_dagster.errors import InvalidInput, ObjbufError
 from objbuf_dagster.lake.state import BUCKETS, TRIES, StateTable
+from objbuf_dagster.orchestration.catching_up import NEXT_SEQUENCE, STATE_TAG
 from objbuf_dagster.orchestration.resources import BufferResource, LakeResource
 from objbuf_dagster.orchestration.source import BufferSource, resolved
 
@@ -35,7 +36,7 @@ class StateConfig(dg.Config):
         default=False,
         description=(
             "Make the state again from `entries`, in one transaction, instead of going on from its cursor. Keys that "
-            "are gone are taken out."
+            "are gone are taken out. Of JSON, which only Spark decodes, it is made from the typed table."
         ),
     )
     over_gaps: bool = Field(
@@ -69,7 +70,8 @@ def state_asset(
 
         service_latest = state_asset(source, ServiceLatest(), OtlpLogs())
 
-    decoder: that the typed table is made with: its columns, and what a rebuild decodes `entries` with.
+    decoder: that the typed table is made with: its columns, and what a rebuild decodes `entries` with. JSON, which only
+        Spark decodes, a rebuild takes from the typed table instead.
     of: the asset whose rows are folded, and its table. entries: the table that this is decoded from.
     name: of the asset and its table, the fold's unless given.
     scope: which keys it has, all unless given. buckets: parts of the table, see `StateTable`.
@@ -82,7 +84,7 @@ def state_asset(
     table = "_".join(key.path)
 
     def compute(context: dg.AssetExecutionContext, config: StateConfig) -> dg.MaterializeResult[Any]:
-        from objbuf_dagster.decode import decode_block, rows_schema
+        from objbuf_dagster.decode import JsonDecoder, decode_block, rows_schema
         from objbuf_dagster.lake import TableSchema
         from objbuf_dagster.lake.state_run import Sources, catch_up, rebuild
 
@@ -99,10 +101,11 @@ def state_asset(
         rebuilt: StateReport | None = None
         try:
             if config.rebuild:
+                by_spark = isinstance(decoder, JsonDecoder)
                 rebuilt = rebuild(
                     state,
                     sources,
-                    lambda block: (rows for rows, _ in decode_block(decoder, block)),
+                    None if by_spark else lambda block: (rows for rows, _ in decode_block(decoder, block)),
                     over_gaps=config.over_gaps,
                     run_id=context.run.run_id,
                     tries=tries,
@@ -115,12 +118,8 @@ def state_asset(
             raise dg.Failure(str(error), allow_retries=False) from error
         if report.waiting:
             context.log.info("nothing more can be applied: %s", report.waiting)
-        if report.changed:
-            context.log.warning(
-                "ranges that were applied have %+d rows now: they were decoded anew, or dead letters redriven. The "
-                "state knows nothing of it: materialise this asset with rebuild: true",
-                report.changed,
-            )
+        if report.stale:
+            context.log.warning(report.stale)
         return dg.MaterializeResult(asset_key=key, metadata=numbers(report, rebuilt, time.perf_counter() - started))
 
     return dg.asset(
@@ -131,7 +130,7 @@ def state_asset(
         group_name=group_name or source.name,
         kinds=kinds,
         metadata=metadata,
-        tags=tags,
+        tags={**(tags or {}), STATE_TAG: source.name},
         code_version=str(fold.version),
     )(resolved(compute))
 
@@ -151,7 +150,7 @@ def numbers(report: StateReport, rebuilt: StateReport | None, seconds: float) ->
         found |= {
             "keys": report.cursor.keys,
             "last_range": report.cursor.last_range,
-            "next_sequence": report.cursor.next_sequence,
+            NEXT_SEQUENCE: report.cursor.next_sequence,
             "ranges": report.cursor.ranges,
             "fold_version": report.cursor.fold_version,
             "table_version": report.version,
@@ -160,6 +159,8 @@ def numbers(report: StateReport, rebuilt: StateReport | None, seconds: float) ->
             found["gaps"] = ", ".join(f"{first}-{last}" for first, last in report.cursor.gaps[-_GAPS_SHOWN:])
     if report.waiting:
         found["waiting"] = report.waiting
+    if report.stale:
+        found["stale"] = report.stale
     return found
 
 

@@ -20,16 +20,19 @@ def sentence(
     manifest: Manifest,
     seen: Survey,
     *,
+    skipped: Sequence[str],
     given_up: Sequence[SequenceRange],
     failing: Sequence[SequenceRange],
     in_flight: int,
     known_all: bool,
     max_ahead: int,
+    waiting: str = "",
 ) -> str:
-    """What a tick saw and did, for its log and the sensor's page."""
+    """What a tick saw and did, for its log and the sensor's page. `waiting`: see `waiting_for`."""
     parts = [f"epoch {manifest.epoch}, frontier {manifest.frontier}, {plural(manifest.entry_count, 'batch')} queued"]
     if manifest.frontier > seen.frontier:
         parts.append(f"acked sequences {seen.frontier} to {manifest.frontier - 1}")
+    parts += skipped
     if not known_all:
         parts.append("more ranges are to be added as partitions, in the next tick")
     if added:
@@ -50,9 +53,24 @@ def sentence(
         )
     if (ahead := ranges_ahead(manifest, seen)) >= max_ahead:
         parts.append(f"{ahead} ranges lie past the frontier, and nothing new is planned until it moves")
+    elif waiting:
+        parts.append(waiting)
     if len(parts) == 1:
-        parts.append("nothing to do" if not manifest.entry_count else "what is there waits to be enough for a range")
+        parts.append("nothing to do")
     return "; ".join(parts)
+
+
+def waiting_for(batches: int, *, held: str = "", busy: str = "", is_full: bool = False) -> str:
+    """What so many batches that are in no range wait for, and what is held back whether they are any or not.
+
+    held, busy: why nothing new is started, see `Steering`. is_full: as many ranges are in flight as may be.
+    """
+    if held or not batches:
+        return held
+    waits = f"{plural(batches, 'batch')} {'waits' if batches == 1 else 'wait'}"
+    if busy:
+        return f"{waits}: {busy}"
+    return f"{waits} for {'a range to land' if is_full else 'more, to be enough for a range'}"
 
 
 def plural(count: int, noun: str) -> str:

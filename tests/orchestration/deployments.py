@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.automation_tick_evaluation_context import build_run_requests_with_backfill_policies
+from dagster._core.definitions.events import AssetKeyPartitionKey
+from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
 
@@ -106,14 +109,16 @@ class Deployment:
         """Tick until nothing is left to do."""
         for _ in range(ticks):
             done = self.tick()
-            if not done.requests and not done.partitions and "took the buffer" not in done.sentence:
+            has_begun = done.sentence.startswith(("took the buffer", "goes on with"))
+            if not done.requests and not done.partitions and not has_begun:
                 return
         raise AssertionError(f"not settled after {ticks} ticks: {done}")
 
     def launch(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
         return self.defs.resolve_job_def(f"land_{self.source.name}").execute_in_process(
             instance=self.instance,
-            partition_key=str(request.partition_key),
+            partition_key=request.partition_key,
+            asset_selection=None if request.asset_selection is None else list(request.asset_selection),
             tags={**request.tags, SENSOR_NAME_TAG: self.sensor.name, RUN_KEY_TAG: str(request.run_key)},
             raise_on_error=False,
         )
@@ -139,6 +144,25 @@ class Deployment:
             raise_on_error=False,
             tags={"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last},
         )
+
+    def backfill_by_policy(self, *keys: str) -> list[dg.ExecuteInProcessResult]:
+        """What the daemon starts for a backfill of these, as the asset's BackfillPolicy says."""
+        with partition_loading_context(dynamic_partitions_store=self.instance):
+            asked = build_run_requests_with_backfill_policies(
+                [AssetKeyPartitionKey(gate, key) for gate in self.source.gates for key in keys],
+                self.defs.resolve_asset_graph(),
+                self.instance,
+            )
+        return [
+            self.defs.resolve_implicit_global_asset_job_def().execute_in_process(
+                instance=self.instance,
+                asset_selection=list(request.asset_selection or []),
+                partition_key=request.partition_key,
+                tags=dict(request.tags),
+                raise_on_error=False,
+            )
+            for request in sorted(asked, key=lambda request: sorted(request.tags.items()))
+        ]
 
     def materialised(self, asset: str = "entries") -> list[str]:
         """One key per materialisation event, oldest first: a range that materialised twice is there twice."""

@@ -17,9 +17,10 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG, RUN_KEY_TAG, SENSOR_N
 
 from objbuf_dagster.orchestration import BufferResource, BufferSource, SensorSettings
 from objbuf_dagster.orchestration.cursor import Cursor
+from objbuf_dagster.orchestration.host import RunHost
 from objbuf_dagster.orchestration.materialised import LAST_BATCH, last_batch
 from objbuf_dagster.orchestration.runs import run_key
-from objbuf_dagster.orchestration.tick import Tick, TickResult
+from objbuf_dagster.orchestration.tick import Kept, Tick, TickResult
 from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.ranges import Limits, SequenceRange
 from objbuf_dagster.store import MemoryStore, Store
@@ -57,7 +58,11 @@ def _never_runs(name: str) -> dg.AssetsDefinition:
     return asset
 
 
-_JOB = dg.Definitions(assets=[_never_runs("entries"), _never_runs("orders")]).resolve_implicit_global_asset_job_def()
+_NAMES = ("entries", "orders", "service_latest")
+_DEFS = dg.Definitions(
+    assets=[_never_runs(name) for name in _NAMES],
+    jobs=[dg.define_asset_job(name, dg.AssetSelection.assets(*_NAMES)) for name in ("land_buffer", "land_orders")],
+)
 _ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "__repository__"), "land")
 
 
@@ -71,7 +76,9 @@ class Sensing:
     source: BufferSource = field(default_factory=BufferSource)
     cursor: str | None = None
     later: float = 0.0
-    sizes: dict[int, int] = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
+    host: RunHost | None = None
+    states: tuple[dg.AssetKey, ...] = ()
 
     @property
     def buffer(self) -> BufferResource:
@@ -92,7 +99,15 @@ class Sensing:
     def evaluate(self) -> TickResult:
         """A tick of which Dagster hears nothing, as if the daemon had died in it."""
         tick = Tick(
-            self.instance, self.source, SENSOR, self.settings, self.buffer, self.sizes, lambda: time.time() + self.later
+            self.instance,
+            self.source,
+            SENSOR,
+            self.settings,
+            self.buffer,
+            self.kept,
+            self.host,
+            clock=lambda: time.time() + self.later,
+            states=self.states,
         )
         return tick.run(self.cursor)
 
@@ -106,6 +121,9 @@ class Sensing:
         if launch:
             for one, attempt in outcome.runs:
                 self.queue(one.key, {SENSOR_NAME_TAG: SENSOR, RUN_KEY_TAG: run_key(one, attempt)})
+            if late := outcome.catch_up:
+                tags = {**late.tags, SENSOR_NAME_TAG: SENSOR, RUN_KEY_TAG: late.run_key}
+                self.record(tags, frozenset(late.states))
         return outcome
 
     def queue(self, key: str, tags: Mapping[str, str]) -> dg.DagsterRun | None:
@@ -114,9 +132,13 @@ class Sensing:
             return None
         return self.record({PARTITION_NAME_TAG: key, **tags})
 
-    def record(self, tags: Mapping[str, str], selection: frozenset[dg.AssetKey] | None = None) -> dg.DagsterRun:
+    def record(
+        self, tags: Mapping[str, str], selection: frozenset[dg.AssetKey] | None = None, job: str | None = None
+    ) -> dg.DagsterRun:
+        """Of the landing job, or with a selection of the one that all assets have, unless it is of another job."""
+        name = self.source.job_name if selection is None else "__ASSET_JOB"
         return self.instance.create_run_for_job(
-            _JOB,
+            _DEFS.resolve_job_def(job or name),
             tags=dict(tags),
             status=dg.DagsterRunStatus.QUEUED,
             asset_selection=selection,
@@ -133,10 +155,28 @@ class Sensing:
     def land(self, key: str) -> None:
         """The run of this range materialises it and ends well, but its hook never ran."""
         self.report(key)
+        self._happens(dg.DagsterEventType.RUN_SUCCESS, key)
+
+    def begin(self, key: str) -> None:
+        """The run of this range leaves the queue."""
+        self._happens(dg.DagsterEventType.RUN_START, key)
+
+    def starting(self, key: str) -> None:
+        """Dagster has a process started for the run of this range, which has not begun."""
+        self._happens(dg.DagsterEventType.RUN_STARTING, key)
+
+    def _happens(self, what: dg.DagsterEventType, key: str) -> None:
         run = self._running(key)
-        self.instance.report_dagster_event(
-            dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, run.job_name, message="done"), run.run_id
-        )
+        event = dg.DagsterEvent(what.value, run.job_name, message="as the test asked")
+        self.instance.report_dagster_event(event, run.run_id, timestamp=time.time() + self.later)
+
+    def fail_now(self, key: str) -> None:
+        """As `fail`, at the time that the test set."""
+        self._happens(dg.DagsterEventType.RUN_FAILURE, key)
+
+    def is_running(self, key: str) -> bool:
+        runs = self.instance.get_runs(dg.RunsFilter(tags={PARTITION_NAME_TAG: key}))
+        return any(not run.is_finished for run in runs)
 
     def report(self, key: str) -> None:
         """The range is materialised, as a range asset says it."""

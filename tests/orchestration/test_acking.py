@@ -99,7 +99,12 @@ def test_fenced_deployment_leaves_the_frontier_alone(deployed: Deployment, produ
     produce(2)
     (key,) = planned(deployed)
     with deployed.buffer.consumer() as other:
-        assert deployed.materialise(key).success
+        run = deployed.materialise(key)
+        assert run.success
+        (said,) = [event for event in run.all_events if event.event_type_value == "HOOK_ERRORED"]
+        assert "Fenced: another consumer took over: this one holds epoch 1, the manifest says 2" in str(
+            said.event_specific_data
+        )
         with pytest.raises(Fenced):
             ack_materialised(deployed.instance, deployed.source, deployed.buffer)
         assert (deployed.frontier, deployed.buffer.peek().epoch) == (0, other.epoch)

@@ -102,11 +102,20 @@ def test_backfill_of_a_run_per_range_acks_after_each(
     with deployment(tmp_path / "home", buffer, lake, backfill_policy=policy) as deployed:
         produce(4)
         keys = planned(deployed)
-        frontiers = []
-        for key in keys:
-            assert deployed.backfill(key, key).success
-            frontiers.append(deployed.frontier)
-    assert frontiers == [2, 4]
+        done = deployed.backfill_by_policy(*keys)
+        assert [run.success for run in done] == [True, True]
+        acks = [line for run in done for line in told(deployed.instance, run.run_id) if "acked sequences" in line]
+    assert [line.partition(": ")[2].partition(":")[0] for line in acks] == [
+        "acked sequences 0 to 1",
+        "acked sequences 2 to 3",
+    ]
+
+
+def test_backfill_without_another_policy_is_one_run(deployed: Deployment, produce: Produce) -> None:
+    produce(4)
+    (done,) = deployed.backfill_by_policy(*planned(deployed))
+    assert done.success
+    assert deployed.frontier == 4
 
 
 def test_failed_run_of_a_backfill_of_a_run_per_range_holds_up_the_others_acks(
@@ -121,7 +130,7 @@ def test_failed_run_of_a_backfill_of_a_run_per_range_holds_up_the_others_acks(
     with deployment(tmp_path / "home", buffer, lake, assets=[asset]) as deployed:
         produce(4)
         first, second = planned(deployed)
-        assert [deployed.backfill(key, key).success for key in (first, second)] == [False, True]
+        assert [run.success for run in deployed.backfill_by_policy(first, second)] == [False, True]
         assert (deployed.frontier, deployed.materialised()) == (0, [second])
 
 

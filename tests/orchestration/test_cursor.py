@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,17 +13,39 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objbuf_dagster.buffer import Consumer
-from objbuf_dagster.errors import BufferReplaced, InvalidInput
+from objbuf_dagster.buffer import Consumer, GarbageCollector
+from objbuf_dagster.errors import BufferReplaced, Fenced, InvalidInput
+from objbuf_dagster.orchestration import ack_materialised
 from objbuf_dagster.orchestration.cursor import VERSION, Cursor
-from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.orchestration.regulation import Flight, Memory
+from objbuf_dagster.ranges import Limits, SequenceRange, plan
+from objbuf_dagster.ranges.gate import GateState
+from objbuf_dagster.ranges.regulator import State
 from objbuf_dagster.store import MemoryStore
 from tests.orchestration.sensing import PAIRS, Sensing, key, keys, produce, sensing
+from tests.support.buffers import manifests
 
 BUFFER = "memory://x ingest/manifest ingest"
-REMEDY = r"reset the cursor.*dagster sensor cursor buffer_sensor --delete.*Nothing is lost"
+REMEDY = r"reset the cursor.*dagster sensor cursor buffer_sensor --delete.*no `.env` names another.*Nothing is lost"
 
 ranges = st.builds(lambda start, more: SequenceRange(start, start + more), st.integers(0, 10**15), st.integers(0, 99))
+spans = st.tuples(st.floats(0, 1e10), st.floats(0, 1e10))
+memories = st.builds(
+    Memory,
+    st.builds(
+        State,
+        *[st.floats(0, 1e20)] * 4,
+        st.tuples(*[st.floats(0, 1e20)] * 9),
+        st.sets(st.integers(0, 2**64 - 1), max_size=5).map(lambda some: tuple(sorted(some))),
+    ),
+    st.sampled_from([GateState(), GateState(True, "memory"), GateState(True, "disk")]),
+    st.lists(
+        st.builds(Flight, ranges, st.integers(0, 10**18), st.integers(0, 10**9), st.floats(0, 1e9)), max_size=3
+    ).map(tuple),
+    st.lists(spans, max_size=3).map(tuple),
+    st.none() | st.integers(0, 2**63 - 1),
+    st.none() | st.integers(0, 2**63 - 1),
+)
 cursors = st.builds(
     Cursor,
     st.just(BUFFER),
@@ -29,13 +54,23 @@ cursors = st.builds(
     st.none() | ranges,
     st.none() | ranges,
     st.dictionaries(st.sampled_from(["epoch", "lag"]), st.integers(0) | st.floats(0, 1e9)),
+    memories,
+    st.none() | st.text(max_size=30),
+    st.integers(0, 2**64),
+    st.integers(0, 2**64),
 )
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-fields = st.sampled_from(["version", "buffer", "epoch", "next_sequence", "known", "oldest", "observed", "more"])
+fields = st.sampled_from(
+    [
+        *("version", "buffer", "epoch", "next_sequence", "known", "oldest", "observed", "regulation", "more"),
+        *("known_batch", "skipped", "caught_up"),
+    ]
+)
+parts = st.sampled_from(["state", "gate", "flights", "ended", "cut_ms", "last_ms", "more"])
 
 
 def parse(text: str) -> Cursor | None:
@@ -71,6 +106,20 @@ def test_a_cursor_with_other_values_is_a_cursor_or_refused(
         assert parse(found.to_text()) is not None
 
 
+@given(cursors, st.dictionaries(parts, values, max_size=2), st.sets(parts, max_size=1))
+def test_a_cursor_with_another_regulation_is_a_cursor_or_refused(
+    cursor: Cursor, changed: dict[str, Any], dropped: set[str]
+) -> None:
+    # given
+    document = json.loads(cursor.to_text())
+    regulation = document["regulation"] | changed
+    document["regulation"] = {name: value for name, value in regulation.items() if name not in dropped}
+    # when
+    found = parse(json.dumps(document))
+    # then
+    assert found is None or parse(found.to_text()) == found
+
+
 @given(cursors, st.data())
 def test_a_cursor_with_a_piece_missing_is_refused(cursor: Cursor, data: st.DataObject) -> None:
     # given
@@ -80,7 +129,7 @@ def test_a_cursor_with_a_piece_missing_is_refused(cursor: Cursor, data: st.DataO
     assert parse(text[:end]) is None
 
 
-@pytest.mark.parametrize("text", ["damaged", "[]", "{}", "[" * 100_000, "1" * 5000, '{"version": 1}', "null"])
+@pytest.mark.parametrize("text", ["damaged", "[]", "{}", "[" * 100_000, "1" * 5000, '{"version": 3}', "null"])
 def test_a_damaged_cursor_is_refused_with_what_to_do(sensor: Sensing, text: str) -> None:
     # given
     produce(sensor.store, 2)
@@ -92,12 +141,14 @@ def test_a_damaged_cursor_is_refused_with_what_to_do(sensor: Sensing, text: str)
     assert sensor.buffer.peek().epoch == 1
 
 
-@pytest.mark.parametrize("changed", [{"epoch": -1}, {"next_sequence": -1}, {"epoch": 1.5}, {"epoch": True}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{"epoch": -1}, {"next_sequence": -1}, {"epoch": 1.5}, {"epoch": True}, {"skipped": 0.5}], ids=str
+)
 def test_a_number_that_cannot_be_is_damage(changed: dict[str, Any]) -> None:
     assert parse(json.dumps(json.loads(Cursor(BUFFER, 1).to_text()) | changed)) is None
 
 
-@pytest.mark.parametrize("version", [0, VERSION + 1, "1", None, "x" * 1000])
+@pytest.mark.parametrize("version", [0, *range(1, VERSION), VERSION + 1, "3", True, 3.0, None, "x" * 1000])
 def test_a_cursor_of_another_release_is_refused_with_what_to_do(sensor: Sensing, version: object) -> None:
     # given
     sensor.tick()
@@ -176,6 +227,96 @@ class TestABufferMadeAnew:
             landed.tick()
         # then
         assert contents(landed) == before
+
+    @pytest.fixture
+    def refilled(self, sensor: Sensing) -> Iterator[tuple[Sensing, Sensing]]:
+        """Sequences 0 to 3 landed with epoch 1; then all was deleted, 8 batches were produced, and another deployment
+        took epoch 1. The first one's next sequence did not fall, and its epoch is the manifest's."""
+        produce(sensor.store, 4)
+        sensor.tick()
+        sensor.tick()
+        sensor.land(key(0, 1))
+        sensor.land(key(2, 3))
+        sensor.tick()
+        self.make_anew(sensor, 8, all_of_it=True)
+        with sensing(sensor.store, PAIRS) as other:
+            other.tick()
+            assert other.state.epoch == sensor.state.epoch == 1
+            yield sensor, other
+
+    def test_an_equal_epoch_does_not_let_two_plan(self, refilled: tuple[Sensing, Sensing]) -> None:
+        # given
+        first, second = refilled
+        before = contents(first)
+        # when
+        with pytest.raises(BufferReplaced, match=f"range {key(2, 3)} was there before, and is gone although"):
+            first.tick()
+        # then
+        assert contents(first) == before
+        assert len(second.tick().runs) == 4
+
+    def test_an_equal_epoch_does_not_let_two_ack(self, refilled: tuple[Sensing, Sensing]) -> None:
+        # given the new owner's plan has the same keys, and the old one's lake has them all
+        first, second = refilled
+        second.tick()
+        for one in second.partitions:
+            first.report(one)
+        before = contents(first)
+        # when
+        with pytest.raises(BufferReplaced, match=f"range {key(2, 3)} was there before with the last batch ingest/"):
+            first.tick()
+        with pytest.raises(BufferReplaced, match="made anew"):
+            ack_materialised(first.instance, first.source, first.buffer)
+        # then
+        assert contents(first) == before
+        # when
+        second.land(key(0, 1))
+        second.tick()
+        # then
+        assert second.frontier == 2
+
+    def test_hooks_know_it_before_the_first_range_is_acked(self, sensor: Sensing) -> None:
+        # given: a range was planned, and nothing else happened
+        produce(sensor.store, 2)
+        sensor.tick()
+        sensor.tick()
+        self.make_anew(sensor, 2, all_of_it=True)
+        with sensing(sensor.store, PAIRS) as other:
+            other.tick()
+            other.tick()
+            # when its run lands what the new owner has planned
+            sensor.report(key(0, 1))
+            with pytest.raises(BufferReplaced):
+                ack_materialised(sensor.instance, sensor.source, sensor.buffer)
+        # then
+        assert sensor.frontier == 0
+
+    def test_a_reset_cursor_takes_an_equal_epoch_from_the_other(self, refilled: tuple[Sensing, Sensing]) -> None:
+        # given
+        first, second = refilled
+        second.tick()
+        # when
+        first.cursor = None
+        first.tick()
+        # then
+        assert first.state.epoch == 2
+        with pytest.raises(Fenced):
+            second.tick()
+
+    def test_a_known_range_that_expired_is_not_missed(self, landed: Sensing) -> None:
+        # given: all that is known has expired, and its objects are gone, since others went on
+        produce(landed.store, 2)
+        plan(manifests(landed.store), landed.buffer.ledger(), Limits(max_wait=0))
+        landed.buffer.attach(1).ack_through(7)
+        for days in (0, 8, 16, 400):
+            clock = functools.partial(lambda later: time.time() + later, days * 86400.0)
+            GarbageCollector(landed.store, clock=clock).collect_once()
+        assert landed.buffer.ledger().starts() == [6]
+        # when
+        produce(landed.store, 2)
+        landed.tick()
+        # then
+        assert landed.partitions[-1] == key(8, 9)
 
     def test_an_empty_manifest_with_our_epoch_is_refused(self, landed: Sensing) -> None:
         # given
@@ -259,6 +400,23 @@ def test_a_partition_that_is_no_range_refuses_the_takeover(sensor: Sensing) -> N
     with pytest.raises(InvalidInput, match=r"'buffer_ranges' is none of the sensor's, delete it: .*'mine'"):
         sensor.tick()
     assert sensor.buffer.peek().epoch == 0
+
+
+def test_a_partition_that_somebody_added_refuses_the_takeover_and_is_to_be_deleted(sensor: Sensing) -> None:
+    # given
+    produce(sensor.store, 2)
+    sensor.tick()
+    sensor.tick()
+    name = str(sensor.source.partitions.name)
+    sensor.instance.add_dynamic_partitions(name, [key(100, 199)])
+    sensor.cursor = None
+    # then
+    with pytest.raises(InvalidInput, match=f"a partition {key(100, 199)}, .* If somebody added it by hand, delete it"):
+        sensor.tick()
+    # when
+    sensor.instance.delete_dynamic_partition(name, key(100, 199))
+    # then
+    assert sensor.tick().sentence.startswith("goes on with epoch 1")
 
 
 def contents(sensor: Sensing) -> dict[str, bytes]:

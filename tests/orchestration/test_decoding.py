@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from objbuf_dagster.buffer import GarbageCollector
-from objbuf_dagster.buffer.metrics import DECODED_DEAD_LETTERS, DECODED_ROWS, DECODED_SKIPPED, Metrics
+from objbuf_dagster.buffer.metrics import DECODED_DEAD_LETTERS, DECODED_ROWS, DECODED_SKIPPED, REGULATOR, Metrics
 from objbuf_dagster.decode import OtlpLogs
 from objbuf_dagster.errors import RangeExpired
 from objbuf_dagster.lake import LakeTable
@@ -36,12 +36,10 @@ GOOD = log_entry(field(5, field(1, b"hello")))
 DRY = {"ops": {"otel_logs": {"config": {"dry_run": True}}}}
 
 
-def logs_asset(
-    source: BufferSource, on_error: OnError = "dead_letter", metrics: Metrics | None = None
-) -> dg.AssetsDefinition:
+def logs_asset(source: BufferSource, on_error: OnError = "dead_letter") -> dg.AssetsDefinition:
     @range_asset(source, deps=["entries"], batches=False)
     def otel_logs(context: RangeContext, spark: SparkResource, lake: LakeResource) -> Iterable[Outcome]:
-        return context.decode(spark.session, lake, OtlpLogs(), on_error=on_error, metrics=metrics)
+        return context.decode(spark.session, lake, OtlpLogs(), on_error=on_error)
 
     return otel_logs
 
@@ -65,8 +63,8 @@ def deployed(
         with buffer.producer() as producer:
             producer.produce([GOOD, b"\xff\xff"], LOGS)
             producer.produce([b"of metrics"], bytes((1, 1, 1, 0)))
-    source = BufferSource()
-    made = [entries_asset(source), logs_asset(source, request.param, metrics)]
+    source = BufferSource(metrics=metrics)
+    made = [entries_asset(source), logs_asset(source, request.param)]
     with deployment(tmp_path / "home", buffer, lake, source=source, assets=made) as found:
         found.tick()
         found.tick(launch=False)
@@ -159,7 +157,9 @@ def test_an_asset_that_may_skip_counts_what_it_dropped(deployed: Deployment, lak
     assert run(deployed, "otel_logs").success
 
     assert [(one["skipped"], one["dead_letters"]) for one in shown(deployed)] == [(2, 0)] * 2
-    assert metrics.snapshot().counters == {DECODED_ROWS: 4, DECODED_DEAD_LETTERS: 0, DECODED_SKIPPED: 4}
+    decoded = {name: value for name, value in metrics.snapshot().counters.items() if name.startswith("decode.")}
+    assert decoded == {DECODED_ROWS: 4, DECODED_DEAD_LETTERS: 0, DECODED_SKIPPED: 4}
+    assert set(metrics.snapshot().gauges) >= set(REGULATOR), "the sensor's are there too"
     assert bodies(lake) == ["hello"] * 4
     assert letters(lake) == []
 

@@ -10,7 +10,11 @@ import pytest
 
 from objbuf_dagster.lake import CHECKS, LakeTable
 from objbuf_dagster.orchestration import BufferResource
+from objbuf_dagster.orchestration.landing import numbers
 from objbuf_dagster.orchestration.materialised import LAST_BATCH
+from objbuf_dagster.protocol import BatchDescriptor, PlannedBatch, RangeObject
+from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.spark import Landed
 from tests.orchestration.conftest import Produce
 from tests.orchestration.deployments import DRY, Deployment, failure_of, told
 from tests.orchestration.test_range_checks import evaluations
@@ -137,7 +141,7 @@ def test_backfill_in_one_run_lands_all_but_the_range_with_a_corrupt_batch(
     run = deployed_on_spark.backfill(keys[0], keys[-1])
     # then: one run fails for one range, and says all about it
     assert not run.success
-    for part in ("1 of 5 ranges failed", keys[3], f"sequence {bad.sequence}", bad.location, "batch has version"):
+    for part in ("1 of 5 ranges failed", keys[3], f"sequence {bad.sequence}", bad.location, "its object has 7 bytes"):
         assert part in failure_of(run)
     done = [key for key in keys if key != keys[3]]
     assert sorted(deployed_on_spark.materialised()) == done
@@ -192,3 +196,10 @@ def test_backfill_of_many_ranges_is_one_spark_job(deployed_on_spark: Deployment,
     assert deployed_on_spark.backfill(keys[0], keys[-1]).success
     assert len(tracker.getJobIdsForGroup(None)) - before == 1
     assert sorted(deployed_on_spark.materialised()) == keys
+
+
+def test_ranges_of_one_job_share_its_time_by_their_bytes() -> None:
+    batch = PlannedBatch(BatchDescriptor(0, "ingest/a.batch", ()), 4_000_000)
+    landed = Landed(SequenceRange(0, 0), 1, 10, 4_000_000, 4_000_000, 1, seconds=8.0, version=1)
+    found = numbers(landed, RangeObject(0, 0, 1, 0, (batch,)), share=0.25)
+    assert (found["seconds"], found["MB/s"]) == (2.0, 2.0)

@@ -19,7 +19,7 @@ from tests.orchestration.sensing import Sensing, key, produce
 
 def numbers(outcome: TickResult) -> dict[str, Any]:
     (event,) = outcome.observations
-    return {name: value.value for name, value in event.metadata.items() if name not in ("buffer", "oldest_range")}
+    return {name: value.value for name, value in event.metadata.items() if not isinstance(value.value, str)}
 
 
 def test_the_numbers_follow_the_buffer(sensor: Sensing) -> None:
@@ -35,14 +35,27 @@ def test_the_numbers_follow_the_buffer(sensor: Sensing) -> None:
     after = numbers(sensor.tick())
     # then
     assert taken["lag_seconds"] == pytest.approx(60, abs=10)
-    expected = {"epoch": 1, "frontier": 0, "next_sequence": 5, "queue_length": 5, "in_flight": 0, "failed_ranges": 0}
+    expected: dict[str, float] = {
+        "epoch": 1,
+        "frontier": 0,
+        "next_sequence": 5,
+        "queue_length": 5,
+        "in_flight": 0,
+        "failed_ranges": 0,
+    }
+    expected |= {"in_flight_bytes": 0, "held": 0}
     assert taken == expected | {"lag_seconds": taken["lag_seconds"]}
-    assert started == expected | {"in_flight": 3, "lag_seconds": started["lag_seconds"]}
+    expected |= {"budget_bytes": 1 << 30, "catch_up_seconds": 0, "pressure": 0}
+    size = 12  # of a batch with one byte
+    assert started == expected | {"in_flight": 3, "in_flight_bytes": 5 * size, "lag_seconds": started["lag_seconds"]}
     assert after == expected | {
+        "pressure": 0.125,
+        "in_flight_bytes": size,
         "frontier": 2,
         "queue_length": 3,
         "in_flight": 1,
         "failed_ranges": 1,
+        "conflict_rate": 0,
         "lag_seconds": after["lag_seconds"],
     }
 
@@ -54,7 +67,7 @@ def test_the_numbers_are_of_kinds_that_dagster_plots(sensor: Sensing) -> None:
     (event,) = sensor.tick().observations
     # then
     assert event.asset_key == dg.AssetKey("buffer")
-    whole = ("epoch", "frontier", "next_sequence", "queue_length", "in_flight", "failed_ranges")
+    whole = ("epoch", "frontier", "next_sequence", "queue_length", "in_flight", "failed_ranges", "held")
     assert all(isinstance(event.metadata[name], dg.IntMetadataValue) for name in whole)
     assert isinstance(event.metadata["lag_seconds"], dg.FloatMetadataValue)
     assert event.metadata["buffer"].value == sensor.buffer.identity()

@@ -25,7 +25,6 @@ from objbuf_dagster.orchestration.materialised import LAST_BATCH
 from objbuf_dagster.ranges import SequenceRange, range_of
 from tests.orchestration.conftest import Produce
 from tests.orchestration.deployments import (
-    DRY,
     Deployment,
     deployment,
     failure_of,
@@ -208,42 +207,6 @@ def test_partition_that_was_never_planned_is_refused(deployed: Deployment, produ
     planned(deployed, produce, 2)
     deployed.instance.add_dynamic_partitions(str(deployed.source.partitions.name), ["000000000100-000000000199"])
     assert "RangeNotPlanned" in failure_of(deployed.materialise("000000000100-000000000199"))
-
-
-# Dry runs.
-
-
-def test_dry_run_changes_nothing_and_tells_what_it_would_have_done(
-    deployed: Deployment, produce: Produce, lake: Path
-) -> None:
-    keys = planned(deployed, produce, 4)
-    first = deployed.materialise(keys[0], config=DRY)
-    second = deployed.materialise(keys[1], config=DRY)
-    assert first.success
-    assert second.success
-    assert (deployed.materialised(), deployed.frontier, lines_of(lake)) == ([], 0, [])
-    log = "\n".join(told(deployed.instance, first.run_id))
-    assert f"range {keys[0]} would have been committed and materialised: {{'rows': 6}}" in log
-    assert "the frontier would be 2, and wait for range" in log
-    log = "\n".join(told(deployed.instance, second.run_id))
-    assert f"the frontier would stay at 0, and wait for range {keys[0]}" in log
-
-
-def test_dry_run_that_fails_fails(deployed: Deployment, produce: Produce, buffer: BufferResource) -> None:
-    (key,) = planned(deployed, produce, 2)
-    bad = buffer.ledger().list()[0].batches[0].descriptor
-    buffer.store().put(bad.location, b"garbage")
-    assert bad.location in failure_of(deployed.materialise(key, config=DRY))
-
-
-def test_dry_run_of_a_deployment_that_owns_nothing_works(
-    tmp_path: Path, deployed: Deployment, produce: Produce, lake: Path
-) -> None:
-    keys = planned(deployed, produce, 2)
-    with deployment(tmp_path / "other", deployed.buffer, lake) as other:
-        other.instance.add_dynamic_partitions(str(other.source.partitions.name), keys)
-        assert other.materialise(keys[0], config=DRY).success
-    assert deployed.buffer.peek().epoch == deployed.state.epoch
 
 
 # Settings.

@@ -109,5 +109,13 @@ def test_a_partition_that_somebody_deleted_does_not_stop_the_sensor(
     deployed.settle()
     # then
     assert deployed.frontier == 4
-    assert sorted(deployed.partitions) == [first, second]
+    assert deployed.partitions == [second, first], "Dagster's list goes by when a key was added"
     assert len(lines_of(lake)) == 12
+    # when the cursor is reset, and more comes
+    deployed.cursor = None
+    produce(2)
+    deployed.settle()
+    # then: it went on behind the last range, not behind the last of the list
+    assert deployed.frontier == 6
+    assert deployed.partitions == [second, first, SequenceRange(4, 5).key]
+    assert len(lines_of(lake)) == 18

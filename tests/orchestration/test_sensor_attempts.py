@@ -18,7 +18,7 @@ from dagster._core.storage.tags import (
 )
 
 from objbuf_dagster.orchestration import SensorSettings
-from objbuf_dagster.orchestration.runs import attempts
+from objbuf_dagster.orchestration.runs import runs_of
 from objbuf_dagster.ranges import SequenceRange
 from tests.orchestration.sensing import ENTRIES, PAIRS, SENSOR, Sensing, key, keys, produce
 
@@ -53,6 +53,17 @@ def test_a_failing_range_gets_its_attempts_and_then_waits_for_a_person(sensor: S
     assert f"1 range failed and waits for a person, the first is {FIRST}" in given_up.sentence
     assert "materialise that partition; or report it as materialised" in given_up.sentence
     assert sensor.tick().runs == []
+
+
+def test_a_clock_that_goes_back_by_an_hour_delays_no_attempt_by_an_hour(sensor: Sensing) -> None:
+    # given
+    begin(sensor, retry_seconds=100)
+    sensor.fail(FIRST)
+    assert sensor.tick().runs == []
+    # when
+    sensor.later = -3600
+    # then
+    assert keys(sensor.tick()) == [FIRST]
 
 
 def test_more_than_twenty_attempts_are_counted(sensor: Sensing) -> None:
@@ -254,16 +265,19 @@ def test_a_range_that_somebody_else_queued_is_not_started_too(sensor: Sensing, t
     assert sensor.tick().runs == [(SequenceRange(0, 1), 2)]
 
 
-@pytest.mark.parametrize("of_the_sensor", [True, False])
-def test_runs_of_another_buffer_with_the_same_keys_are_not_mistaken(sensor: Sensing, of_the_sensor: bool) -> None:
+@pytest.mark.parametrize("started_by", ["its sensor", "a person", "a backfill of its job"])
+def test_runs_of_another_buffer_with_the_same_keys_are_not_mistaken(sensor: Sensing, started_by: str) -> None:
     # given
     begin(sensor, retry_seconds=0)
     sensor.fail(FIRST)
     # when another pipeline of this deployment runs a range of the same sequences
-    if of_the_sensor:
-        sensor.record({PARTITION_NAME_TAG: FIRST, SENSOR_NAME_TAG: "orders_sensor", RUN_KEY_TAG: f"{FIRST}:9"})
+    tags = {PARTITION_NAME_TAG: FIRST}
+    if started_by == "its sensor":
+        sensor.record({**tags, SENSOR_NAME_TAG: "orders_sensor", RUN_KEY_TAG: f"{FIRST}:9"}, job="land_orders")
+    elif started_by == "a person":
+        sensor.record(tags, frozenset({dg.AssetKey("orders")}))
     else:
-        sensor.record({PARTITION_NAME_TAG: FIRST}, frozenset({dg.AssetKey("orders")}))
+        sensor.record(tags, job="land_orders")
     # then
     assert sensor.tick().runs == [(SequenceRange(0, 1), 2)]
 
@@ -275,7 +289,7 @@ def test_a_run_in_a_very_long_queue_is_still_found(sensor: Sensing, monkeypatch:
     for _ in range(4):
         sensor.record({})
     # when
-    found = attempts(sensor.instance, SENSOR, [ENTRIES], [SequenceRange(0, 1)], time.time())
+    found = runs_of(sensor.instance, sensor.source, SENSOR, [SequenceRange(0, 1)], time.time()).tries
     # then
     assert found[SequenceRange(0, 1)].active
     assert sensor.tick().runs == []

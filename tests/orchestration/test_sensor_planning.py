@@ -52,7 +52,7 @@ def test_a_batch_waits_until_it_is_old_enough_and_no_longer(sensor: Sensing) -> 
     # then
     assert early.partitions == []
     assert early.runs == []
-    assert early.sentence.endswith("what is there waits to be enough for a range")
+    assert early.sentence.endswith("; 1 batch waits for more, to be enough for a range")
     assert keys(due) == [key(0, 0)]
 
 
@@ -69,6 +69,7 @@ def test_no_more_is_planned_than_may_run(sensor: Sensing) -> None:
     # then
     assert keys(first) == [key(0, 1), key(2, 3), key(4, 5)]
     assert (full.runs, full.partitions) == ([], [])
+    assert full.sentence.endswith("; 3 ranges in flight; 14 batches wait for a range to land")
     assert keys(room_for_one) == [key(6, 7)]
     assert sensor.buffer.ledger().starts() == [0, 2, 4, 6]
 

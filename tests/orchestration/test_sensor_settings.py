@@ -9,6 +9,8 @@ import pytest
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration import BufferSource, SensorSettings
 from objbuf_dagster.ranges import Limits
+from objbuf_dagster.ranges.gate import Gate
+from objbuf_dagster.ranges.regulator import Regulator
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,60 @@ from objbuf_dagster.ranges import Limits
 def test_a_sensor_refuses_settings_out_of_range(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(settings))):
         SensorSettings(**settings)
+
+
+def test_a_sensor_regulates_itself_unless_it_has_limits() -> None:
+    limits = Limits(max_batches=7)
+    assert SensorSettings().regulation()[0] == Regulator.of("balanced")
+    assert SensorSettings(regulator="off").regulation()[0] == Regulator(on=False)
+    assert SensorSettings(limits=limits).regulation()[0] == Regulator(on=False, limits=limits)
+
+
+def test_numbers_of_the_sensor_and_its_own_reach_the_regulator() -> None:
+    settings = SensorSettings(regulator=Regulator.of("throughput", target=0.5, smoothing=0.1), max_in_flight=9)
+    regulator, gate = settings.regulation(tick_seconds=30)
+    assert regulator == Regulator.of("throughput", target=0.5, smoothing=0.1, parallel=9, tick_seconds=30)
+    gate.check_room(9, regulator.max_bytes)
+
+
+def test_numbers_of_a_gate_reach_it() -> None:
+    gate = Gate(0.9, 0.5, max_ranges=100, max_bytes=1 << 40, min_free_bytes=1, run_memory_bytes=7, settle_seconds=5)
+    assert SensorSettings(gate=gate).regulation()[1] == gate
+
+
+@pytest.mark.parametrize("profile", ["throughput", "balanced", "low_latency"])
+@pytest.mark.parametrize("max_in_flight", [1, 4, 100, 5000])
+def test_the_default_gate_has_room_for_plain_work(profile: Any, max_in_flight: int) -> None:
+    regulator, gate = SensorSettings(regulator=profile, max_in_flight=max_in_flight).regulation()
+    gate.check_room(max_in_flight, regulator.max_bytes)
+
+
+def test_a_gate_that_plain_work_would_close_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"max_ranges is 4, and 4 ranges in flight .* would close in plain work"):
+        SensorSettings(gate=Gate(max_ranges=4))
+    assert SensorSettings(limits=Limits(), gate=Gate(max_ranges=4)), "which never closes"
+
+
+def test_limits_that_nothing_would_go_by_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"limits apply with the regulator off.*Regulator.of\('balanced', max_bytes"):
+        SensorSettings(limits=Limits(), regulator="balanced")
+
+
+def test_a_regulator_that_is_not_on_is_off_and_may_have_the_limits() -> None:
+    limits = Limits(5, 5, 5)
+    off = Regulator(on=False)
+    assert SensorSettings(regulator=off).regulation()[0] == off
+    assert SensorSettings(regulator=off, limits=limits).regulation()[0] == Regulator(on=False, limits=limits)
+    own = Regulator(on=False, limits=limits)
+    assert SensorSettings(regulator=own).regulation()[0] == own
+    assert SensorSettings(regulator=own, limits=limits).regulation()[0] == own
+    with pytest.raises(InvalidInput, match="limits are given twice"):
+        SensorSettings(regulator=own, limits=Limits(6, 6, 6))
+
+
+def test_a_profile_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="profile is throughput, balanced, low_latency, not 'fast'"):
+        SensorSettings(regulator="fast")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limits", [{"max_batches": 0}, {"max_bytes": 0}, {"max_wait": -1}], ids=str)

@@ -11,6 +11,7 @@ from objbuf_dagster.buffer import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration import BufferResource, LakeResource, SensorSettings, SparkResource
 from objbuf_dagster.ranges import Limits
+from objbuf_dagster.ranges.regulator import Regulator
 from resources import resources, settings
 
 
@@ -57,6 +58,10 @@ def test_variable_of_the_lake_reaches_it(monkeypatch: pytest.MonkeyPatch) -> Non
         ("OBJBUF_MAX_BATCHES", "7", SensorSettings(limits=Limits(max_batches=7))),
         ("OBJBUF_MAX_BYTES", "7", SensorSettings(limits=Limits(max_bytes=7))),
         ("OBJBUF_MAX_WAIT", "0.5", SensorSettings(limits=Limits(max_wait=0.5))),
+        ("OBJBUF_REGULATOR", "off", SensorSettings(regulator="off")),
+        ("OBJBUF_REGULATOR", "throughput", SensorSettings(regulator="throughput")),
+        ("OBJBUF_REGULATOR", "balanced", SensorSettings(regulator="balanced")),
+        ("OBJBUF_REGULATOR", "low_latency", SensorSettings(regulator="low_latency")),
         ("OBJBUF_MAX_IN_FLIGHT", "7", SensorSettings(max_in_flight=7)),
         ("OBJBUF_MAX_AHEAD", "70", SensorSettings(max_ahead=70)),
         ("OBJBUF_MAX_ATTEMPTS", "7", SensorSettings(max_attempts=7)),
@@ -69,6 +74,50 @@ def test_variables_of_the_sensor_reach_it(
 ) -> None:
     monkeypatch.setenv(name, value)
     assert settings.sensor() == expected
+
+
+def test_the_sensor_regulates_itself_unless_limits_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.sensor().regulation()[0] == Regulator()
+    monkeypatch.setenv("OBJBUF_MAX_BYTES", "1000")
+    fixed, _ = settings.sensor().regulation()
+    assert (fixed.on, fixed.limits) == (False, Limits(max_bytes=1000))
+
+
+@pytest.mark.parametrize("profile", ["throughput", "balanced", "low_latency"])
+def test_limits_beside_a_profile_are_as_far_as_it_goes(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    monkeypatch.setenv("OBJBUF_REGULATOR", profile)
+    monkeypatch.setenv("OBJBUF_MAX_BYTES", "1000")
+    plain = Regulator.of(profile)
+    # when
+    regulator, _ = settings.sensor().regulation()
+    # then: what is not named stays the profile's
+    assert (regulator.on, regulator.min_bytes, regulator.max_bytes) == (True, 1000, 1000)
+    assert (regulator.max_batches, regulator.min_wait, regulator.max_wait) == (
+        plain.max_batches,
+        plain.min_wait,
+        plain.max_wait,
+    )
+    # when
+    monkeypatch.setenv("OBJBUF_MAX_WAIT", "3")
+    monkeypatch.setenv("OBJBUF_MAX_BATCHES", "7")
+    regulator, _ = settings.sensor().regulation()
+    # then
+    assert (regulator.max_wait, regulator.max_batches, regulator.target) == (3, 7, plain.target)
+    assert regulator.min_wait <= 3
+
+
+def test_limits_apply_as_they_are_with_the_regulator_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBJBUF_REGULATOR", "off")
+    monkeypatch.setenv("OBJBUF_MAX_BATCHES", "7")
+    regulator, _ = settings.sensor().regulation()
+    assert (regulator.on, regulator.limits) == (False, Limits(max_batches=7))
+
+
+def test_a_profile_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBJBUF_REGULATOR", "on")
+    with pytest.raises(InvalidInput, match="OBJBUF_REGULATOR is 'on', and must be off, throughput, balanced, low_late"):
+        settings.sensor()
 
 
 def test_interval_of_the_sensor_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ from objbuf_dagster.orchestration.state import state_asset
 from objbuf_dagster.ranges import Limits, plan, range_of
 from tests.decode.messages import LOGS
 from tests.lake.services import logs_of
+from tests.lake.states import Accounts, World
+from tests.lake.test_state_since import JSON, land_json
 from tests.orchestration.deployments import Deployment, deployment, entries_asset, failure_of
 
 REBUILD = {"ops": {"service_latest": {"config": {"rebuild": True}}}}
@@ -147,6 +149,23 @@ def test_each_landing_ends_with_applying_what_is_due(deployed: Deployment, buffe
     assert deployed.frontier == 3
 
 
+def test_a_run_that_was_killed_before_the_state_is_made_good_though_nobody_produces(
+    deployed: Deployment, buffer: BufferResource, lake: Path
+) -> None:
+    produce(buffer, "shop", "till")
+    (request,) = deployed.tick(launch=False).requests
+    land = deployed.defs.resolve_job_def("land_buffer")
+    upstream = [dg.AssetKey("entries"), dg.AssetKey("otel_logs")]
+    assert land.execute_in_process(
+        instance=deployed.instance, partition_key=request.partition_key, asset_selection=upstream
+    ).success
+    assert (deployed.frontier, counts(lake)) == (2, {})
+    deployed.settle()
+
+    assert counts(lake) == {"shop": (3, 1, 0), "till": (3, 1, 1)}
+    assert deployed.tick().requests == []
+
+
 def test_it_waits_for_a_range_that_cannot_be_decoded_and_then_applies_all(
     deployed: Deployment, buffer: BufferResource, lake: Path, failing: set[int]
 ) -> None:
@@ -226,6 +245,21 @@ def test_it_is_the_same_behind_real_landings_and_decodings(
     cursor = table.cursor()
     assert cursor is not None
     assert cursor.batches is not None, "real entries say which batches they are of"
+
+
+def test_a_state_of_json_is_rebuilt_from_its_table(buffer: BufferResource, lake: Path) -> None:
+    world = World(str(lake), buckets=16)
+    land_json(world, 0, [["a1 put 1", "b1 put 2"]])
+
+    done = dg.materialize(
+        [state_asset(BufferSource(), Accounts(), JSON, of="json")],
+        resources={"buffer": buffer, "lake": LakeResource(url=str(lake))},
+        run_config={"ops": {"accounts": {"config": {"rebuild": True}}}},
+        raise_on_error=False,
+    )
+
+    assert done.success, failure_of(done)
+    assert world.found() == world.expected()
 
 
 def test_an_asset_without_a_try_is_refused() -> None:

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from objbuf_dagster.orchestration import SensorSettings, ack_materialised
+from objbuf_dagster.orchestration.tick import Kept
 from objbuf_dagster.ranges import Limits
-from objbuf_dagster.store import MemoryStore
+from objbuf_dagster.store import MemoryStore, open_store
 from tests.orchestration.deployments import deployment
-from tests.orchestration.sensing import Sensing, buffer_in, key, produce, sensing
+from tests.orchestration.sensing import Sensing, buffer_in, key, keys, produce, sensing
+from tests.orchestration.test_gating import Machine
+from tests.support.bucket import fake_bucket
+from tests.support.buffers import manifest_of
 from tests.support.counting import CountingStore
 
 MANIFEST = "ingest/manifest"
@@ -35,8 +39,8 @@ def counted(store: CountingStore, request: pytest.FixtureRequest) -> Iterator[Se
 
 
 def manifest_calls(store: CountingStore) -> tuple[int, int]:
-    """GETs and PUTs."""
-    return store.count("get", "read", path=MANIFEST), store.count("put", path=MANIFEST)
+    """GETs, those without a body among them, and PUTs."""
+    return store.count("get", "read", "unchanged", path=MANIFEST), store.count("put", path=MANIFEST)
 
 
 def last(sensor: Sensing) -> str:
@@ -131,6 +135,56 @@ def test_an_idle_tick_is_one_read_and_nothing_else(counted: Sensing, store: Coun
     # then
     assert store.calls == {("get", MANIFEST): 1}
     assert ticked.sentence.endswith("nothing to do")
+    # when the manifest is the same as before
+    ticked = counted.tick()
+    # then: not even its body is read
+    assert store.calls == {("get", MANIFEST): 1, ("unchanged", MANIFEST): 1}
+    assert (ticked.sentence.endswith("nothing to do"), ticked.observations) == (True, [])
+
+
+def test_an_idle_tick_with_a_closed_gate_is_one_read_and_nothing_else(store: CountingStore) -> None:
+    with sensing(store, SensorSettings()) as sensor:
+        # given it was closed when the last range landed, by memory that others take
+        produce(store, 1)
+        sensor.tick()
+        (started,) = keys(sensor.tick())
+        sensor.host = Machine(used=0.88)
+        sensor.tick()
+        sensor.land(started)
+        sensor.tick()
+        sensor.tick()
+        store.reset()
+        for used in (0.96, 0.88, 0.96):
+            # when theirs goes up and down
+            sensor.host = Machine(used=used)
+            ticked = sensor.tick()
+            # then
+            assert sensor.state.regulation.gate.held
+            assert (ticked.sentence.endswith("; nothing to do"), ticked.observations) == (True, [])
+        assert store.calls == {("unchanged", MANIFEST): 3}
+
+
+def test_an_unchanged_manifest_is_not_read_again_while_ranges_run(counted: Sensing, store: CountingStore) -> None:
+    # when
+    counted.tick()
+    # then
+    assert (store.count("get", path=MANIFEST), store.count("unchanged", path=MANIFEST)) == (0, 1)
+    # when
+    produce(counted.store, 1)
+    store.reset()
+    counted.tick()
+    # then
+    assert (store.count("get", path=MANIFEST), store.count("unchanged", path=MANIFEST)) == (1, 0)
+
+
+def test_a_new_process_reads_the_manifest_once_more(counted: Sensing, store: CountingStore) -> None:
+    # given
+    counted.kept = Kept()
+    # when
+    counted.tick()
+    counted.tick()
+    # then
+    assert (store.count("get", path=MANIFEST), store.count("unchanged", path=MANIFEST)) == (1, 1)
 
 
 def test_an_idle_tick_on_an_empty_buffer_is_one_read_and_nothing_else(store: CountingStore) -> None:
@@ -150,6 +204,7 @@ def test_a_takeover_takes_the_epoch_with_its_last_call(store: CountingStore) -> 
     with sensing(store) as sensor:
         sensor.tick()
         sensor.tick()
+        buffer_in(store).consumer().close()
         sensor.cursor = None
         store.reset()
         # when
@@ -174,3 +229,83 @@ def test_old_ranges_are_neither_listed_nor_read(store: CountingStore) -> None:
         sensor.tick()
         # then: of eleven ranges, at most the last one that is acked and the one in flight
         assert store.count("read") <= 3
+
+
+def test_an_idle_tick_behind_ranges_of_others_is_one_read_and_nothing_else(store: CountingStore) -> None:
+    # given a queue that was consumed without a range of ours
+    produce(store, 5)
+    with buffer_in(store).consumer() as consumer:
+        consumer.ack_through(4)
+    with sensing(store, SensorSettings()) as sensor:
+        sensor.tick()
+        sensor.tick()
+        store.reset()
+        # when
+        sensor.tick()
+        # then
+        assert store.calls == {("unchanged", MANIFEST): 1}
+        # when something comes
+        produce(store, 1)
+        # then it is found
+        sensor.later = 120
+        assert keys(sensor.tick()) == [key(5, 5)]
+
+
+def test_a_cursor_that_was_reset_looks_for_ranges_again(store: CountingStore) -> None:
+    # given
+    produce(store, 5)
+    with buffer_in(store).consumer() as consumer:
+        consumer.ack_through(4)
+    with sensing(store, SensorSettings()) as sensor:
+        for _ in range(3):
+            sensor.tick()
+        # when
+        sensor.cursor = None
+        store.reset()
+        sensor.tick()
+        # then
+        assert store.count("list") > 0
+
+
+class TestRegulated:
+    """With the regulator as it is by itself."""
+
+    @pytest.mark.parametrize("held", [False, True], ids=["an open gate", "a closed gate"])
+    def test_a_tick_that_waits_asks_for_nothing_twice(self, store: CountingStore, held: bool) -> None:
+        with sensing(store, SensorSettings(regulator="throughput")) as sensor:
+            # given a range runs, something waits, and a batch of it is gone
+            sensor.host = Machine()
+            produce(store, 2)
+            sensor.tick()
+            sensor.tick()
+            produce(store, 4)
+            store.delete([one.location for one in manifest_of(store).entries() if one.sequence == 3])
+            sensor.host = Machine(used=0.95 if held else 0.5)
+            sensor.tick()
+            store.reset()
+            # when
+            outcome = sensor.tick()
+            # then
+            assert (outcome.runs, sensor.state.regulation.gate.held) == ([], held)
+            assert manifest_calls(store) == (1, 0)
+            assert store.count("get", path=MANIFEST) == 0
+            assert store.count("put", "delete", "head") == 0
+
+    def test_an_idle_tick_on_a_bucket_is_one_request_without_a_body(self) -> None:
+        with fake_bucket() as bucket, sensing(settings=SensorSettings()) as sensor:
+            # given
+            store = open_store("s3://bucket", options=bucket.s3_options)
+            sensor.store = store
+            produce(store, 2)
+            sensor.tick()
+            sensor.tick()
+            sensor.land(key(0, 1))
+            sensor.tick()
+            sensor.tick()
+            bucket.fail(None)
+            bucket.sent = 0
+            # when
+            outcome = sensor.tick()
+            # then
+            assert (bucket.requests, bucket.sent) == (["GET"], 0)
+            assert outcome.observations == []

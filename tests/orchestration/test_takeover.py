@@ -55,11 +55,46 @@ def test_only_an_empty_cursor_takes_the_epoch(sensor: Sensing) -> None:
         sensor.buffer.attach(1)
     # then
     assert epoch(sensor) == 1
-    # when
+    # when another one took it in between
+    with sensing(sensor.store) as second:
+        second.tick()
     sensor.cursor = ""
     sensor.tick()
     # then
-    assert epoch(sensor) == 2
+    assert epoch(sensor) == 3
+
+
+@pytest.mark.parametrize("batches", [0, 4], ids=["nothing planned", "ranges planned"])
+def test_an_evaluation_that_nobody_keeps_does_not_fence_the_deployments_own_sensor(
+    sensor: Sensing, batches: int
+) -> None:
+    # given
+    produce(sensor.store, batches)
+    sensor.tick()
+    sensor.tick()
+    kept = sensor.cursor
+    # when: what `dagster sensor preview` does
+    sensor.cursor = None
+    previewed = sensor.evaluate()
+    # then
+    assert "goes on with epoch 1" in previewed.sentence
+    sensor.cursor = kept
+    sensor.tick()
+    assert epoch(sensor) == 1
+
+
+def test_a_reset_cursor_goes_on_with_the_epoch_that_is_held(sensor: Sensing) -> None:
+    # given
+    produce(sensor.store, 4)
+    sensor.tick()
+    sensor.tick()
+    sensor.land(key(0, 1))
+    # when
+    sensor.cursor = None
+    sensor.tick()
+    again = sensor.tick()
+    # then
+    assert (again.runs, again.partitions, sensor.frontier, epoch(sensor)) == ([], [], 2, 1)
 
 
 def test_making_a_resource_takes_nothing(sensor: Sensing) -> None:
