@@ -1,4 +1,4 @@
-"""`objbuf dead-letters`: the entries that could not be decoded: list them, look at one, decode them again."""
+"""`objbuf dead-letters`: the entries that could not be decoded: list them, look at one, decode them again, let go."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import codecs
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from objbuf_dagster.cli.letters import Letters, letters_options
 from objbuf_dagster.cli.redrive import redrive
-from objbuf_dagster.cli.shared import buffer_url, examples, say
+from objbuf_dagster.cli.shared import ask, buffer_url, examples, say
 from objbuf_dagster.cli.text import plural, utc
 from objbuf_dagster.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from objbuf_dagster.lake import LakeTable
+    from objbuf_dagster.lake import LakeTable, LiveFile
 
 _SHOWN_BYTES = 4096
 _SHORT_BYTES = 32
 _HEX_BYTES = 16
+_HAS_ROWS = "(has rows, decode again) "
 
 _decoder_option = click.option("--decoder", metavar="NAME", help="Only letters of this decoder.")
 
@@ -47,34 +49,66 @@ def dead_letters(ctx: click.Context) -> None:
 @_decoder_option
 @click.option("--reason", metavar="TEXT", help="Only letters whose reason has this text in it, in any case.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Letters at the most.  [default: all]")
+@click.option(
+    "--table",
+    metavar="PATH",
+    help="The folder of the table of the decoder's rows, to tell letters whose entries have rows.  [default: as "
+    "`redrive` has it]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per letter, without its bytes.")
 @letters_options
 def list_letters(
-    place: Letters, key: str | None, decoder: str | None, reason: str | None, limit: int | None, as_json: bool
+    place: Letters,
+    key: str | None,
+    decoder: str | None,
+    reason: str | None,
+    limit: int | None,
+    table: str | None,
+    as_json: bool,
 ) -> None:
     """List dead letters, by range and decoder.
 
     URL is the lake. Each letter is an entry that a decoder took and could not decode, or, with the decoder
     `quarantine`, a whole batch that was left out. Their bytes are not read: `objbuf dead-letters show` has them.
+
+    An entry may have rows and a letter where a decoding is under way or was killed; its rows count, and the letter is
+    marked: decode the range again, and it goes.
     """
+    if table is not None and decoder is None:
+        raise click.UsageError("--table is for one decoder: give --decoder")
+    _list(place, _Filter(key, decoder, reason, table), limit, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """Which letters, and where the decoder's rows are."""
+
+    key: str | None
+    decoder: str | None
+    reason: str | None
+    table: str | None
+
+
+def _list(place: Letters, chosen: _Filter, limit: int | None, *, as_json: bool) -> None:
     table = place.open()
     place.note_if_missing(table)
     width = len("SEQUENCE")
     found = 0
-    for letter in _letters(table, key, decoder, reason):
+    for letter in _letters(place, table, chosen):
         if found == limit:
             if not as_json:
                 say(f"and more: --limit {limit} ends here")
             return
         found += 1
         if as_json:
-            click.echo(json.dumps(_fields(letter)))
+            click.echo(json.dumps({**_fields(letter), "has_rows": letter["has_rows"]}))
             continue
         if found == 1:
             say(f"{'RANGE':<25}  {'SEQUENCE':>{width}}  {'INDEX':>6}  {'DECODER':<14}  {'VERSION':>7}  REASON")
         say(
             f"{letter['range']:<25}  {letter['_odb_sequence']:>{width}}  {letter['_odb_entry_index']:>6}  "
-            f"{letter['decoder']:<14}  {letter['decoder_version']:>7}  {letter['reason']}"
+            f"{letter['decoder']:<14}  {letter['decoder_version']:>7}  {_HAS_ROWS if letter['has_rows'] else ''}"
+            f"{letter['reason']}"
         )
     if not as_json:
         say(plural(found, "dead letter") if found else "no dead letters" + (" like that" if table.exists() else ""))
@@ -124,18 +158,74 @@ def show(place: Letters, sequence: int, index: int, decoder: str | None, raw: bo
 dead_letters.add_command(redrive)
 
 
-def _letters(table: LakeTable, key: str | None, decoder: str | None, reason: str | None) -> Iterator[dict[str, Any]]:
-    """The letters like that, in order, without their bytes."""
+@dead_letters.command(epilog=examples("objbuf dead-letters remove file:///tmp/lake --decoder old_events --yes"))
+@buffer_url
+@click.option("--decoder", metavar="NAME", required=True, help="Whose letters.")
+@click.option("--range", "keys", metavar="KEY", multiple=True, help="Only this range. May be repeated.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@letters_options
+def remove(place: Letters, decoder: str, keys: tuple[str, ...], yes: bool) -> None:
+    """Remove the dead letters of a decoder that is not used any more.
+
+    URL is the lake. Nothing else brings these entries to anybody's notice again; the raw table keeps them. Letters of
+    a decoder that is in use are for `objbuf dead-letters redrive`.
+    """
+    from objbuf_dagster.lake.dead_letters import QUARANTINE, RangeLetters, count_letters
+    from objbuf_dagster.ranges import SequenceRange
+
+    if decoder == QUARANTINE:
+        raise click.UsageError("letters of quarantined batches go with them: `objbuf quarantine --undo`")
+    table = place.open()
+    place.note_if_missing(table)
+    wanted = [SequenceRange.from_key(key).key for key in keys] or None
+    ranges = count_letters(table, wanted, decoder).get(decoder, {})
+    if not ranges:
+        say("no dead letters like that")
+        return
+    of = f"{plural(sum(ranges.values()), 'dead letter')} of {decoder} in {plural(len(ranges), 'range')}"
+    ask(f"Remove {of}? The entries stay in the raw table, and nobody is told of them any more.", yes=yes)
+    for one in ranges:
+        letters = RangeLetters(table, one.key, decoder, [], epoch=0, metadata={"removed": decoder})
+        letters.keep()
+        letters.settle()
+    say(f"removed {of}")
+
+
+def _letters(place: Letters, table: LakeTable, chosen: _Filter) -> Iterator[dict[str, Any]]:
+    """The letters like that, in order, without their bytes; `has_rows` is None where the decoder's table is not."""
     from objbuf_dagster.lake.dead_letters import read_letters
     from objbuf_dagster.ranges import SequenceRange
 
-    ranges = None if key is None else [SequenceRange.from_key(key).key]
+    ranges = None if chosen.key is None else [SequenceRange.from_key(chosen.key).key]
     columns = [column.name for column in table.schema.data if column.name != "entry"]
-    text = None if reason is None else reason.casefold()
-    for file, block in read_letters(table, ranges, decoder, columns):
+    text = None if chosen.reason is None else chosen.reason.casefold()
+    about: tuple[str, str | None] | None = None
+    with_rows: set[tuple[int, int]] | None = None
+    for file, block in read_letters(table, ranges, chosen.decoder, columns):
+        if about != (file.range, file.part):
+            about = file.range, file.part
+            with_rows = _with_rows(place, table, chosen.table, file)
         for row in block.to_pylist():
             if text is None or text in row["reason"].casefold():
-                yield {"range": file.range, "decoder": file.part, **row}
+                at = row["_odb_sequence"], row["_odb_entry_index"]
+                has_rows = None if with_rows is None else at in with_rows
+                yield {"range": file.range, "decoder": file.part, "has_rows": has_rows, **row}
+
+
+def _with_rows(place: Letters, letters: LakeTable, named: str | None, file: LiveFile) -> set[tuple[int, int]] | None:
+    from objbuf_dagster.decode.named import table_of
+    from objbuf_dagster.lake.dead_letters import QUARANTINE, letters_with_rows
+
+    decoder = file.part or ""
+    if decoder == QUARANTINE:
+        return None
+    rows = place.table(named or table_of(decoder), None)
+    try:
+        return letters_with_rows(letters, rows, file.range, decoder) if rows.exists() else None
+    except InvalidInput:  # what has the decoder's name is another table
+        if named is not None:
+            raise
+        return None
 
 
 def _at(table: LakeTable, sequence: int, index: int, decoder: str | None) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
+from objbuf_dagster.cli.regulator import regulator_of, told
 from objbuf_dagster.cli.shared import Buffer, buffer_options, buffer_url, examples, note, say
 from objbuf_dagster.cli.text import duration, plural, redact, size, utc
 
@@ -19,18 +20,29 @@ if TYPE_CHECKING:
     from objbuf_dagster.protocol import Manifest
     from objbuf_dagster.store import Store
 
-_CONFLICTS = "n/a: measured by each producer and consumer itself"
+_CONFLICTS = "not known from here: each producer and consumer measures its own"
+_NO_HOME = "n/a: set DAGSTER_HOME to the pipeline's, which alone knows"
+_READERS = 16
+_MOST_ADDED = 1_000
+"""Ranges past the frontier whose bytes are added up: each has to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """The chain of range objects, in numbers. Keys are None where nothing is planned and retained."""
+    """The chain of range objects, in numbers. Keys are None where nothing is planned and retained.
+
+    past_frontier_bytes: of what is planned and not acked: in flight, landed and waiting for others, or failed. None if
+        it is too many ranges to look.
+    next_start: where the next one starts.
+    """
 
     planned: int
     past_frontier: int
+    past_frontier_bytes: int | None
     first: str | None
     last: str | None
     expired_before: int
+    next_start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +60,30 @@ class _Objects:
 )
 @buffer_url
 @click.option("--objects", is_flag=True, help="Also count the batch objects and their bytes: lists all of them.")
+@click.option("--asset", default="buffer", show_default=True, help="The buffer's asset in Dagster, by its key.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with stable keys, times in seconds.")
 @buffer_options
-def stat(buffer: Buffer, objects: bool, as_json: bool) -> None:
+def stat(buffer: Buffer, objects: bool, asset: str, as_json: bool) -> None:
     """Show how a buffer is doing: queue, lag, owner, ranges.
 
-    One manifest read, one listing of the ranges, and what is quarantined. The lag is how long the oldest entry in the
-    queue has been waiting.
+    One manifest read, one listing of the ranges, a read of those past the frontier, and what is quarantined. The lag is
+    how long the oldest entry in the queue has been waiting. The memory is this machine's, or its container's, which
+    matters if runs are here. What the sensor's regulator does is known to Dagster alone: it is shown, as of when the
+    sensor last said it, if DAGSTER_HOME is the pipeline's.
     """
-    from objbuf_dagster.buffer.manifest_store import state_of
+    from objbuf_dagster.buffer.manifest_store import entry_time_ms, state_of
+    from objbuf_dagster.ranges.gate import memory_level, memory_use
 
     store = buffer.open()
     manifest = buffer.manifests(store).read()
     state = state_of(manifest, time.time())
     oldest = manifest.entry(manifest.frontier)
-    exists = buffer.note_if_missing(store, manifest)
+    exists = buffer.exists(store, manifest)
+    if not exists and not as_json:
+        raise click.ClickException(buffer.missing())
+    ranges = _count_ranges(buffer, store, state.frontier)
+    used = memory_level(memory_use())
+    regulator = regulator_of(buffer, asset) if os.environ.get("DAGSTER_HOME") else None
     document: dict[str, Any] = {
         "url": redact(buffer.url),
         "manifest_path": buffer.manifest_path,
@@ -72,14 +93,19 @@ def stat(buffer: Buffer, objects: bool, as_json: bool) -> None:
         "frontier": state.frontier,
         "next_sequence": state.next_sequence,
         "queue_length": state.queue_length,
-        "lag_seconds": None if oldest is not None and not oldest.metadata else state.lag_seconds,
-        "conflict_rate": None,
-        "ranges": asdict(_count_ranges(buffer, store, state.frontier)),
+        "lag_seconds": None if oldest is not None and entry_time_ms(oldest) is None else state.lag_seconds,
+        "conflict_rate": (regulator or {}).pop("conflict_rate", None),
+        "ranges": asdict(ranges),
+        "waiting_batches": max(0, state.next_sequence - max(state.frontier, ranges.next_start)),
+        "memory_in_use": None if used is None else round(used, 3),
+        "regulator": regulator,
         "quarantined": _quarantined(buffer, store),
         "objects": asdict(_count_objects(buffer, store)) if objects else None,
     }
     if as_json:
         click.echo(json.dumps(document, indent=2))
+        if not exists:
+            raise click.ClickException(buffer.missing())
     else:
         for label, value in _rows(document):
             say(f"{label:<15}{value}")
@@ -93,14 +119,21 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "queue length", plural(document["queue_length"], "batch")
     lag = document["lag_seconds"]
     yield "lag", "unknown: the oldest batch carries no time" if lag is None else duration(lag)
-    yield "conflict rate", _CONFLICTS
+    conflicts = document["conflict_rate"]
+    yield "conflict rate", _CONFLICTS if conflicts is None else f"{conflicts:.1f}% of the sensor's manifest writes"
     ranges = document["ranges"]
-    yield "ranges", f"{ranges['planned']} planned, {ranges['past_frontier']} past the frontier"
+    added = ranges["past_frontier_bytes"]
+    of_them = f" ({size(added)})" if added else ""
+    yield "ranges", f"{ranges['planned']} planned, {ranges['past_frontier']} past the frontier{of_them}"
     if ranges["last"] is not None:
         yield "  first", ranges["first"]
         yield "  last", ranges["last"]
     if ranges["expired_before"]:
         yield "  expired", f"before sequence {ranges['expired_before']}"
+    yield "waiting", f"{plural(document['waiting_batches'], 'batch')} in no range yet"
+    used = document["memory_in_use"]
+    yield "memory", "unknown" if used is None else f"{100 * used:.0f}% in use on this machine"
+    yield "regulator", told(document["regulator"]) if os.environ.get("DAGSTER_HOME") else _NO_HOME
     if document["quarantined"] is None:
         yield "quarantined", "unknown, see the note"
     for number, one in enumerate(document["quarantined"] or []):
@@ -110,22 +143,33 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _count_ranges(buffer: Buffer, store: Store, frontier: int) -> _Ranges:
-    """From one listing and two objects: a range ends before the next one starts, so the others need not be read."""
+    """From one listing: a range ends before the next one starts, so only those past the frontier are read, for their
+    bytes, and the first and the last.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
     from objbuf_dagster.ranges import SequenceRange, range_of
 
     ledger = buffer.ledger(store)
     expired_before = ledger.retention().expired_before
     starts = ledger.starts()
     if not starts:
-        return _Ranges(0, 0, None, None, expired_before)
-    ends = [*(start - 1 for start in starts[1:]), ledger.at(starts[-1]).end]
+        return _Ranges(0, 0, 0, None, None, expired_before, 0)
+    last = ledger.at(starts[-1])
+    ends = [*(start - 1 for start in starts[1:]), last.end]
     retained = [SequenceRange(start, end) for start, end in zip(starts, ends, strict=True) if end >= expired_before]
+    past = [planned.start for planned in retained if planned.end >= frontier]
+    with ThreadPoolExecutor(_READERS) as pool:
+        few = [start for start in past if start != last.start] if len(past) <= _MOST_ADDED else []
+        sizes = [planned.size for planned in pool.map(ledger.at, few)]
     return _Ranges(
         planned=len(retained),
-        past_frontier=sum(1 for planned in retained if planned.end >= frontier),
+        past_frontier=len(past),
+        past_frontier_bytes=sum(sizes) + (last.size if past else 0) if len(past) <= _MOST_ADDED else None,
         first=range_of(ledger.at(retained[0].start)).key if retained else None,
         last=retained[-1].key if retained else None,
         expired_before=expired_before,
+        next_start=last.end + 1,
     )
 
 
@@ -197,7 +241,7 @@ def _read_manifest(buffer: Buffer) -> Manifest:
         raise click.ClickException(f"there is neither a buffer nor a manifest file at {path}: correct the path")
     if path is not None and not os.path.isdir(path):
         with open(path, "rb") as file:
-            return Manifest.from_bytes(file.read())
+            return Manifest.from_bytes(file.read(), path=path)
     store = buffer.open()
     found = buffer.manifests(store).read()
     if not buffer.exists(store, found):

@@ -108,7 +108,8 @@ def _seconds(_: click.Context, __: click.Parameter, given: str) -> float:
     callback=_seconds,
     default=f"{RETENTION:g}",
     help="How long replaced files and those of killed landings stay: seconds, or 90min, 12h, 30d. At least an hour, "
-    "and longer than a landing or a reader may take.  [default: 7d]",
+    "and longer than a landing or a reader may take. More than 7d is set in the table's properties, and holds for what "
+    "is replaced from then on.  [default: 7d]",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @lake_options
@@ -133,6 +134,11 @@ def maintain(place: Lake, dry_run: bool, retention: float, yes: bool) -> None:
             ask(f"Delete {_amount(report)} (retention {duration(retention)})? This cannot be undone.", yes=yes)
         report = maintain_table(table, retention=retention)
     say(f"{'would delete' if dry_run else 'deleted'} {_amount(report)}")
+    if report.foreign_files:
+        note(
+            f"left {plural(report.foreign_files, 'old file')} alone that no landing in this table wrote, the first is "
+            f"{report.first_foreign}: if it is of a buffer or of another table, move that to a place of its own"
+        )
     if report.checkpoint_version is not None:
         say(f"checkpoint of version {report.checkpoint_version} in {duration(report.seconds)}")
 
@@ -140,4 +146,6 @@ def maintain(place: Lake, dry_run: bool, retention: float, yes: bool) -> None:
 def _amount(report: MaintainReport) -> str:
     parts = [f"{plural(report.files_deleted, 'file')} ({size(report.bytes_freed)})"] if report.files_deleted else []
     parts += [plural(report.log_files_deleted, "log file")] if report.log_files_deleted else []
+    temporary = report.temporary_files_deleted
+    parts += [plural(temporary, "temporary file")] if temporary else []
     return " and ".join(parts) or "nothing"

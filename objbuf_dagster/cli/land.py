@@ -110,15 +110,21 @@ def land(
     nothing is acked. Spark needs Java 17 or newer; OBJBUF_DEBUG=1 shows its log.
     """
     from objbuf_dagster.buffer import BufferPlace
+    from objbuf_dagster.lake.location import check_apart
     from objbuf_dagster.ranges import Limits
 
     if _ALL in wanted and len(set(wanted)) > 1:
         raise click.UsageError("`all` has every range in it: give it alone, or only keys of ranges")
     store = buffer.open()
     same_kind = scheme_of(buffer.url) == scheme_of(lake_url)
-    lake = Lake(lake_url, table, {**(buffer.options if same_kind else {}), **lake_options}).open()
+    options = {**(buffer.options if same_kind else {}), **lake_options}
+    lake = Lake(lake_url, table, options, buffer.timeout_seconds).open()
+    place = BufferPlace(store, buffer.manifest_path, buffer.data_prefix, max_batch_bytes)
+    check_apart(lake.store, lake.name, place)
     manifest = buffer.manifests(store).read()
+    unmoved = manifest.frontier if ack else None
     if _ALL in wanted and not buffer.note_if_missing(store, manifest):
+        _nothing(None, as_json, unmoved)
         return
     if ack and manifest.epoch:
         ask(
@@ -130,27 +136,38 @@ def land(
     limits = Limits(max_batches, max_bytes, max_wait)
     planned = _all(buffer, store, manifest, limits) if _ALL in wanted else _named(ledger, wanted)
     if not planned:
-        say(
-            "landed nothing: the queue is empty"
-            if not manifest.entry_count
-            else "landed nothing: what is there waits for more; --max-wait 0 plans now"
-        )
+        waiting = "what is there waits for more; --max-wait 0 plans now"
+        _nothing(waiting if manifest.entry_count else "the queue is empty", as_json, unmoved)
         return
     lake.snapshot()  # a table that will not do is told before Spark starts
     report = _Report(planned, as_json)
     error: BaseException | None = None
     try:
-        place = BufferPlace(store, buffer.manifest_path, buffer.data_prefix, max_batch_bytes)
         _land(planned, place, lake, cluster, report)
     except (KeyboardInterrupt, ObjbufError, click.ClickException) as stopped:
         error = stopped  # what has landed until then is in the table, and may be acked
-    frontier, sentence = _ack(buffer, store, manifest, planned, report) if ack else (None, "")
+    frontier, sentence = unmoved, ""
+    try:
+        if ack:
+            frontier, sentence = _ack(buffer, store, manifest, planned, report)
+    except (KeyboardInterrupt, ObjbufError, click.ClickException) as failed:
+        if error is not None:  # why landing stopped is what is raised
+            note(f"nothing was acked: {failed.message if isinstance(failed, click.ClickException) else failed}")
+        error = error or failed
     if error is None or report.landed:
         report.finish(frontier, sentence)
     if error is not None:
         raise error
     if report.failed:
         raise click.exceptions.Exit(1)
+
+
+def _nothing(why: str | None, as_json: bool, frontier: int | None) -> None:
+    """What is printed if there is nothing to land; without a reason, it was told already."""
+    if as_json:
+        _Report([], as_json).finish(frontier, "")
+    elif why is not None:
+        say(f"landed nothing: {why}")
 
 
 def _all(buffer: Buffer, store: Store, manifest: Manifest, limits: Any) -> list[RangeObject]:

@@ -36,7 +36,7 @@ class Letters:
                 f"there is no table at {table.name}: nothing has failed yet, or the URL or --dead-letters is not right"
             )
 
-    def table(self, name: str, schema: TableSchema) -> LakeTable:
+    def table(self, name: str, schema: TableSchema | None) -> LakeTable:
         """A table of the same lake; nothing is read yet. Raises InvalidInput."""
         from objbuf_dagster.lake import LakeTable
 

@@ -24,7 +24,7 @@ from objbuf_dagster.cli.lines import LineGroups, open_input, reader_of
 from objbuf_dagster.cli.progress import Progress
 from objbuf_dagster.cli.shared import Buffer, above_zero, buffer_options, buffer_url, examples, note, say
 from objbuf_dagster.cli.text import plural
-from objbuf_dagster.errors import ObjbufError, StorageUnavailable
+from objbuf_dagster.errors import ObjbufError, StorageError
 
 if TYPE_CHECKING:
     from objbuf_dagster.buffer import Producer, WriteHandle
@@ -83,7 +83,8 @@ class _Flight:
         self.first: int | None = None
         self.last: int | None = None
         self.error: ObjbufError | None = None
-        self.first_missing: int | None = None  # the number of the first line that is not durable, from 1
+        self.in_doubt = False  # whether some of what failed may be durable all the same
+        self.first_missing: int | None = None  # the number of the first line that failed, from 1
         self._settled = 0
 
     def add(self, handle: WriteHandle, entries: int, amount: int) -> None:
@@ -109,6 +110,7 @@ class _Flight:
             self._open_bytes -= _encoded(entries, amount)
             if isinstance(outcome, ObjbufError):
                 self.error = self.error or outcome
+                self.in_doubt = self.in_doubt or (isinstance(outcome, StorageError) and outcome.in_doubt)
                 self.first_missing = self.first_missing or self._settled + 1
             else:
                 self.entries += entries
@@ -133,8 +135,9 @@ class _Flight:
         )
 
     def failure(self, reason: object) -> str:
-        doubt = "; the others may be, too" if isinstance(reason, StorageUnavailable) and reason.in_doubt else ""
-        missing = f", line {self.first_missing} is the first that is not" if self.first_missing else ""
+        doubt = "; the others may be, too" if self.in_doubt else ""
+        known = " known to be" if self.in_doubt else ""
+        missing = f", line {self.first_missing} is the first that is not{known}" if self.first_missing else ""
         return (
             f"{self.entries} of the {self.handed_over} entries sent are durable{missing}{doubt}: "
             f"{str(reason).rstrip('.')}"

@@ -91,8 +91,8 @@ def plan(
 ) -> None:
     """Cut what waits in the queue into ranges.
 
-    Ranges never overlap, leave no hole and never change. It is safe beside a running sensor and other planners:
-    whoever is first decides, and the others go on behind.
+    Ranges leave no hole and never change, and no two that are used overlap. It is safe beside a running sensor and
+    other planners: whoever is first decides, and the others go on behind.
     """
     from objbuf_dagster.ranges import Limits
     from objbuf_dagster.ranges import plan as extend
@@ -100,8 +100,8 @@ def plan(
     store = buffer.open()
     source = buffer.manifests(store)
     manifest = source.read()
-    if not buffer.note_if_missing(store, manifest):
-        return
+    if not buffer.exists(store, manifest):
+        raise click.ClickException(buffer.missing())
     ledger = buffer.ledger(store)
     planned = extend(
         source,
@@ -151,8 +151,11 @@ def list_ranges(buffer: Buffer, since: int, as_json: bool) -> None:
     A range is `queued` until the frontier has passed it, then `acked`; expired ones are not listed.
     """
     store = buffer.open()
-    frontier = buffer.manifests(store).read().frontier
+    manifest = buffer.manifests(store).read()
+    frontier = manifest.frontier
     found = buffer.ledger(store).list(since)
+    if not found and not buffer.exists(store, manifest):
+        raise click.ClickException(buffer.missing())
     if as_json:
         for planned in found:
             click.echo(json.dumps(_fields(planned, frontier)))

@@ -47,6 +47,9 @@ ENTRIES = "entries"
     "own, the decoder's name]",
 )
 @click.option("--entries", metavar="PATH", default=ENTRIES, show_default=True, help="The folder of the raw table.")
+@click.option(
+    "--new-letters", is_flag=True, help="Also where entries that are no dead letters, and may have rows, become some."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per range, and one with the sums.")
 @cluster_options
 @letters_options
@@ -57,6 +60,7 @@ def redrive(
     table: str | None,
     entries: str,
     cluster: Cluster,
+    new_letters: bool,
     as_json: bool,
 ) -> None:
     """Decode ranges that have dead letters again, after their decoder was mended.
@@ -65,6 +69,9 @@ def redrive(
     typed table and out of the dead letters, the rest stays. Killed anywhere, it loses and doubles nothing: run it
     again. A range that the raw table does not have any more fails, and its letters stay. One that fails does not stop
     the others; the exit code is 1.
+
+    If the asset's decoder has settings of its own (larger limits, say), name it as module:attribute: by its plain name
+    it has the default ones. A range in which that would make dead letters of entries that are none fails and stays.
 
     A decoder of one's own is imported from the current directory, or from wherever Python finds it, and its package or
     file goes to Spark with it.
@@ -80,7 +87,7 @@ def redrive(
                 "one it is; or materialise its asset, which makes it"
             )
     if todo:
-        _redrive(place, letters, entries, todo, cluster, report)
+        _redrive(place, letters, entries, todo, cluster, report, new_letters)
     report.finish()
     if report.failed:
         raise click.exceptions.Exit(1)
@@ -130,7 +137,13 @@ def _todo(
 
 
 def _redrive(
-    place: Letters, letters: LakeTable, entries: str, todo: list[_Todo], cluster: Cluster, report: _Report
+    place: Letters,
+    letters: LakeTable,
+    entries: str,
+    todo: list[_Todo],
+    cluster: Cluster,
+    report: _Report,
+    new_letters: bool,
 ) -> None:
     from objbuf_dagster.lake import ENTRIES as SCHEMA
     from objbuf_dagster.spark.redriving import redrive as decode_again
@@ -138,7 +151,8 @@ def _redrive(
     raw = place.table(entries, SCHEMA)
     with cluster.session() as spark:
         for one in todo:
-            for outcome in decode_again(spark, raw, one.decoder, one.rows, letters, one.ranges):
+            outcomes = decode_again(spark, raw, one.decoder, one.rows, letters, one.ranges, new_letters=new_letters)
+            for outcome in outcomes:
                 report.add(one.decoder.name, outcome)
 
 
@@ -154,11 +168,14 @@ class _Report:
     failed: int = 0
 
     def add(self, decoder: str, outcome: Redriven | Failed) -> None:
+        from objbuf_dagster.lake.dead_letters import NewLetters
         from objbuf_dagster.spark.landing import Failed
 
         if isinstance(outcome, Failed):
             self.failed += 1
             error = redact(str(outcome.error))
+            if isinstance(outcome.error, NewLetters):
+                error += ": give it as --decoder module:attribute; --new-letters makes letters of them nevertheless"
             click.echo(
                 printable(f"objbuf: range {outcome.range} of {decoder} failed, its letters stay: {error}"), err=True
             )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # compares them.
 MANIFEST_PATH = "ingest/manifest"
 DATA_PREFIX = "ingest"
+TIMEOUT_SECONDS = 60.0
 
 TABLE = "entries"
 
@@ -46,6 +47,7 @@ class Buffer:
     manifest_path: str = MANIFEST_PATH
     data_prefix: str = DATA_PREFIX
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def open(self) -> Store:
         """Its store; nothing is read yet. Raises InvalidInput."""
@@ -59,7 +61,7 @@ class Buffer:
             raise click.UsageError("--option is for buckets: a directory has no settings, leave it out")
         check_path(self.manifest_path)
         check_path(self.data_prefix)
-        return open_store(self.url, options=self.options)
+        return open_store(self.url, options=self.options, timeout_seconds=self.timeout_seconds)
 
     def manifests(self, store: Store) -> ManifestStore:
         """Its manifest, for looking at."""
@@ -105,6 +107,7 @@ class Lake:
     url: str
     table: str = TABLE
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def open(self, *, any_columns: bool = False) -> LakeTable:
         """Its table, with the columns of `entries` or, to look after it, with any; nothing is read yet.
@@ -120,7 +123,8 @@ class Lake:
         open_store(self.url, options=self.options)  # what is wrong with it is easier told without the table's name
         check_path(self.table)
         url = f"{self.url}{'' if self.url.endswith('/') else '/'}{self.table}"
-        return LakeTable(url, None if any_columns else ENTRIES, options=self.options)
+        schema = None if any_columns else ENTRIES
+        return LakeTable(url, schema, options=self.options, timeout_seconds=self.timeout_seconds)
 
 
 def scheme_of(url: str) -> str:
@@ -132,15 +136,36 @@ def buffer_url(command: Command) -> Command:
     return click.argument("url", metavar="URL")(command)
 
 
+def above_zero(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """A finite number above 0; click's own ranges take `nan` and `inf`."""
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter("give a number above 0.")
+    return value
+
+
+timeout_option = click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=float,
+    default=TIMEOUT_SECONDS,
+    show_default=True,
+    callback=above_zero,
+    help="How long one request to a bucket may take; large objects are read by many.",
+)
+
+
 def buffer_options(command: Command) -> Command:
     """The options that say more about the buffer; hands it to the command as its first argument."""
 
     @functools.wraps(command)
-    def run(url: str, manifest_path: str, data_prefix: str, options: dict[str, str], **rest: Any) -> Any:
-        return command(Buffer(url, manifest_path, data_prefix, options), **rest)
+    def run(
+        url: str, manifest_path: str, data_prefix: str, options: dict[str, str], timeout: float, **rest: Any
+    ) -> Any:
+        return command(Buffer(url, manifest_path, data_prefix, options, timeout), **rest)
 
     decorated: Command = run
     for decorate in (
+        timeout_option,
         store_option("--option", "options", _STORE_OPTION),
         click.option(
             "--data-prefix",
@@ -174,10 +199,10 @@ def lake_options(command: Command) -> Command:
     """The options that say more about a lake's table; hands it to the command as its first argument."""
 
     @functools.wraps(command)
-    def run(url: str, table: str, options: dict[str, str], **rest: Any) -> Any:
-        return command(Lake(url, table, options), **rest)
+    def run(url: str, table: str, options: dict[str, str], timeout: float, **rest: Any) -> Any:
+        return command(Lake(url, table, options, timeout), **rest)
 
-    return table_option(store_option("--option", "options", _STORE_OPTION)(run))
+    return table_option(store_option("--option", "options", _STORE_OPTION)(timeout_option(run)))
 
 
 def store_option(flag: str, name: str, about: str) -> Callable[[Command], Command]:
@@ -218,13 +243,6 @@ def at_least_zero(_: click.Context, __: click.Parameter, value: float | None) ->
     """A finite number, of seconds or the like; click's own ranges take `nan` and `inf`."""
     if value is not None and not 0 <= value < math.inf:
         raise click.BadParameter("give a number of 0 or more.")
-    return value
-
-
-def above_zero(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """The same without 0."""
-    if value is not None and not 0 < value < math.inf:
-        raise click.BadParameter("give a number above 0.")
     return value
 
 

@@ -93,7 +93,7 @@ def show(table: str, as_json: bool, options: dict[str, str]) -> None:
     metavar="NAME",
     default="otlp_logs",
     show_default=True,
-    help="What decodes the entries, or one's own as module:attribute.",
+    help="What decodes the entries, or one's own as module:attribute, also if the asset's has other limits.",
 )
 @click.option(
     "--prefix",
@@ -130,9 +130,10 @@ def rebuild(
     """Make a state again from `entries`, in one transaction.
 
     Readers see the old one until it is done; keys that no entry has any more are gone then. It goes as far as the typed
-    table does, and whatever keeps the state up to date goes on from there.
+    table does, and whatever keeps the state up to date goes on from there. Of JSON, which only Spark decodes, it is
+    made from the typed table.
     """
-    from objbuf_dagster.decode import decode_block, rows_schema
+    from objbuf_dagster.decode import JsonDecoder, decode_block, rows_schema
     from objbuf_dagster.decode.named import find_decoder, table_of
     from objbuf_dagster.errors import InvalidInput, shown
     from objbuf_dagster.lake import LakeTable, TableSchema
@@ -165,11 +166,13 @@ def rebuild(
     if there:
         new = f"one by the fold {fold.name} {fold.version}"
         ask(f"Replace {_told(before)} with {new}?", yes=yes)
-    report = rebuild_state(
-        made, sources, lambda block: (rows for rows, _ in decode_block(decoder, block)), over_gaps=over_gaps
-    )
+    by_spark = isinstance(decoder, JsonDecoder)
+    decode = None if by_spark else lambda block: (rows for rows, _ in decode_block(decoder, block))
+    report = rebuild_state(made, sources, decode, over_gaps=over_gaps)
     if report.waiting:
         note(f"it ended there: {report.waiting}")
+    if report.stale:
+        note(report.stale)
     if report.cursor is not None:
         say(
             f"rebuilt from {plural(report.ranges, 'range')}, {plural(report.rows, 'row')}: "

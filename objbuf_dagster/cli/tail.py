@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from objbuf_dagster.cli.shared import Buffer, above_zero, buffer_options, buffer_url, examples, note
-from objbuf_dagster.errors import BufferReplaced, NotFound
+from objbuf_dagster.errors import BufferReplaced, CorruptData, NotFound
 
 if TYPE_CHECKING:
     from objbuf_dagster.buffer import FetchHandle, ManifestStore
@@ -49,6 +49,11 @@ class _Queue:
                     raise
                 self._skip_to(frontier)
                 continue
+            except CorruptData as error:
+                raise click.ClickException(
+                    f"{error}. Restore the object, or go on behind it with --from {entry.sequence + 1}; `objbuf "
+                    "quarantine` lets its range land without it"
+                ) from None
             self._cursor = entry.sequence + 1
             yield batch
 
@@ -106,7 +111,10 @@ def tail(buffer: Buffer, start: int | None, limit: int | None, follow: bool, pol
     render = _as_json if as_json else _as_bytes
     write = _output()
     manifest = source.read()
-    buffer.note_if_missing(store, manifest)
+    if not buffer.exists(store, manifest):
+        if not follow:
+            raise click.ClickException(buffer.missing())
+        note(buffer.missing())
     left = limit
     try:
         while left != 0:

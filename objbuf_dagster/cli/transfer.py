@@ -12,6 +12,8 @@ from objbuf_dagster.cli.text import plural, size
 
 if TYPE_CHECKING:
     from objbuf_dagster.lake import LakeTable
+    from objbuf_dagster.lake.fold import Fold
+    from objbuf_dagster.lake.state_cursor import StateCursor
     from objbuf_dagster.lake.transfer import Transferred
 
 option_of_store = store_option(
@@ -71,8 +73,8 @@ def export(table: str, directory: str, options: dict[str, str]) -> None:
     "--fold",
     "fold_name",
     metavar="NAME",
-    help="The fold that the state is to go on with, module:attribute for one's own.  [default: the one of the export's "
-    "name]",
+    help="The fold that the state is to go on with, module:attribute for one's own.  [default: the one that the export "
+    "names, if it is one of this package]",
 )
 @click.option(
     "--entries",
@@ -84,7 +86,8 @@ def export(table: str, directory: str, options: dict[str, str]) -> None:
 @click.option(
     "--trust-cursor",
     is_flag=True,
-    help="Take it although the lake does not have the range that a state's cursor ends with, or all ranges of a table.",
+    help="Take it although the lake does not have the range that a state's cursor ends with, or all ranges of a table, "
+    "or no table that tells.",
 )
 @option_of_store
 def import_(
@@ -96,17 +99,29 @@ def import_(
     buffer, fold or version are refused.
     """
     from objbuf_dagster.lake.files import batches_of
-    from objbuf_dagster.lake.fold_named import find_fold
     from objbuf_dagster.lake.transfer import cursor_in, import_table
 
     place = table_at(table, options)
     cursor = cursor_in(directory)
-    fold = None if cursor is None else find_fold(fold_name or cursor.fold)
+    fold = None if cursor is None else _fold_of(cursor, fold_name)
     landed = beside(table, entries, options).snapshot()
     batches = None if cursor is None or landed is None else batches_of(landed.live([cursor.last_range]))
     done = import_table(directory, place, fold=fold, batches=batches, landed=landed, trust=trust_cursor)
     say(f"imported {_amount(done)}")
     say(f"  {told(done.cursor)}")
+
+
+def _fold_of(cursor: StateCursor, name: str | None) -> Fold:
+    """The fold to go on with: one's own only if it is named here, since finding it runs its module."""
+    from objbuf_dagster.errors import InvalidInput, shown
+    from objbuf_dagster.lake.fold_named import OURS, find_fold
+
+    if name is None and cursor.fold not in OURS:
+        raise InvalidInput(
+            f"the export is of the fold {shown(cursor.fold)}, which is none of this package: name what it is to go on "
+            "with, --fold module:attribute. Nothing was written"
+        )
+    return find_fold(name or cursor.fold)
 
 
 def _amount(done: Transferred) -> str:

@@ -40,7 +40,8 @@ GRACE_SECONDS = 600.0
     metavar="SECONDS",
     type=float,
     callback=at_least_zero,
-    help="Seconds that acked ranges stay replayable.  [default: what the buffer's owner uses, else 7 days]",
+    help="Seconds that acked ranges stay replayable, for this pass.  [default: what the buffer's owner uses, else 7 "
+    "days]",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @buffer_options
@@ -48,7 +49,8 @@ def gc(buffer: Buffer, dry_run: bool, grace: float, retention: float | None, yes
     """Delete the batches that nobody can ask for any more.
 
     One pass. A batch goes if it is in no manifest entry and no retained range, is older than the oldest entry, and
-    older than the grace period, by its name and by the store's own clock. A pass also records the frontier: that is
+    older than the grace period, by its name and by the store's own clock. A directory has no clock of its own: there an
+    earlier pass must have seen it, as long ago as the grace period. A pass also records the frontier: that is
     how acked ranges get old, and expire.
     """
     from objbuf_dagster.buffer import GarbageCollector
@@ -71,16 +73,18 @@ def gc(buffer: Buffer, dry_run: bool, grace: float, retention: float | None, yes
     report = collect(rehearse=True)
     what = _amount(report)
     if not dry_run and (report.deleted or report.expired_ranges):
-        kept = f"grace {duration(grace)}" + ("" if retention is None else f", retention {duration(retention)}")
+        kept = f"grace {duration(grace)}, retention {duration(report.retention_seconds)}"
         ask(f"Delete {what} ({kept})? This cannot be undone.", yes=yes)
     if not dry_run:
         shown, report = len(report.deleted), collect(rehearse=False)
         what = _amount(report)
         if kept_back := shown - len(report.deleted) - len(report.failed):
             what += f"; kept {kept_back} of those shown, which are too young by the store's clock or named by now"
+            if not store.has_own_clock:
+                what += ", or go once a pass has seen them for the grace period: run it again then"
     for path in report.deleted:
         say(path)
-    say(f"{'would delete' if dry_run else 'deleted'} {what}")
+    say(f"{'would delete' if dry_run else 'deleted'} {what} (retention {duration(report.retention_seconds)})")
     if report.failed:
         path, error = next(iter(report.failed.items()))
         raise click.ClickException(
@@ -119,13 +123,16 @@ def ack(buffer: Buffer, sequence: int, yes: bool) -> None:
     The batches up to SEQ leave the queue, landed or not; nobody checks. It is for what can never land. The running
     owner is not fenced: it goes on behind SEQ.
     """
-    from objbuf_dagster.buffer import Consumer, peek
+    from objbuf_dagster.buffer import Consumer
+    from objbuf_dagster.buffer.manifest_store import state_of
     from objbuf_dagster.errors import Fenced, OutOfOrderAck
 
     store = buffer.open()
-    state = peek(store, buffer.manifest_path)
+    manifest = buffer.manifests(store).read()
+    state = state_of(manifest, time.time())
     if not state.frontier <= sequence < state.next_sequence:
         raise OutOfOrderAck(_why_not(sequence, state), expected=state.frontier, got=sequence)
+    last = manifest.entry(sequence)
     leaving = sequence + 1 - state.frontier
     _warn_of_unplanned(buffer, store, state, sequence)
     ask(
@@ -135,11 +142,12 @@ def ack(buffer: Buffer, sequence: int, yes: bool) -> None:
     )
     consumer = Consumer.attach(store, buffer.manifest_path, buffer.data_prefix, epoch=state.epoch)
     try:
-        consumer.ack_through(sequence)
+        consumer.ack_through(sequence, location=last.location if last else None)
     except Fenced as error:
+        changed = "It is acked or not, the answer was lost" if error.in_doubt else "Nothing was changed"
         raise click.ClickException(
-            f"another consumer took over in this moment (epoch {error.held}, now {error.current}). Nothing was "
-            "changed: look at `objbuf stat`, then decide again"
+            f"another consumer took over in this moment (epoch {error.held}, now {error.current}). {changed}: look at "
+            "`objbuf stat`, then decide again"
         ) from None
     consumer.close()
     say(f"acked through {sequence}: the frontier is {sequence + 1}, {plural(len(consumer), 'batch')} in the queue")

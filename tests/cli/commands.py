@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from objbuf_dagster.buffer import Consumer, FetchHandle, Producer, peek
 from objbuf_dagster.buffer.manifest_store import ManifestStore
-from objbuf_dagster.cli import main
+from objbuf_dagster.cli.app import main
 from objbuf_dagster.protocol import Manifest
 from objbuf_dagster.store import LocalStore, Store
 

@@ -14,7 +14,15 @@ Letter = tuple[int, int, str, bytes]
 """Sequence, entry index, reason, bytes."""
 
 
-def put_letters(table: LakeTable, range_key: str, decoder: str, letters: Sequence[Letter], version: int = 1) -> None:
+def put_letters(
+    table: LakeTable,
+    range_key: str,
+    decoder: str,
+    letters: Sequence[Letter],
+    version: int = 1,
+    batch: str = "ingest/{}.batch",
+) -> None:
+    """batch: the name of a letter's batch, by its sequence."""
     schema = DEAD_LETTERS.to_arrow()
     rows = [
         {
@@ -22,7 +30,7 @@ def put_letters(table: LakeTable, range_key: str, decoder: str, letters: Sequenc
             "_odb_entry_index": index,
             "_odb_ingestion_time_ms": 1_700_000_000_000,
             "_odb_manifest_path": "ingest/manifest",
-            "_odb_data_path": f"ingest/{sequence}.batch",
+            "_odb_data_path": batch.format(sequence),
             "_odb_metadata": b"\x01\x02",
             "entry": entry,
             "reason": reason,

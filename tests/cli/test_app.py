@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
 from objbuf_dagster import __version__, buffer, ranges
 from objbuf_dagster.buffer import gc
-from objbuf_dagster.cli import cluster, main, shared, upkeep
+from objbuf_dagster.cli import cluster, shared, upkeep
 from objbuf_dagster.cli import lake as lake_command
+from objbuf_dagster.cli import main as entry
 from objbuf_dagster.cli import ranges as ranges_command
+from objbuf_dagster.cli.app import main
 from objbuf_dagster.cli.cluster import reason
 from objbuf_dagster.cli.text import duration, plural, printable, redact, size
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
 from objbuf_dagster.lake.upkeep import DEFAULT_RETENTION, SHORTEST_RETENTION
 from objbuf_dagster.spark.session import DEFAULT_MASTER
+from objbuf_dagster.store import open_store
 from tests.cli.commands import COMMAND, environment, error, fill, ok, one_line, run
 from tests.cli.letters import put_letters
 from tests.support.s3 import S3Location
@@ -113,8 +118,40 @@ def test_group_alone_shows_its_help(path: tuple[str, ...]) -> None:
     assert ok(*path) == ok(*path, "--help")
 
 
+class Interrupted(ModuleType):
+    """A module that is just being loaded when Ctrl-C comes."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_it_starts_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "objbuf_dagster.cli.app", Interrupted("app"))
+
+    with pytest.raises(SystemExit) as caught:
+        entry()
+
+    assert caught.value.code == 130
+    assert capsys.readouterr() == ("", "objbuf: interrupted\n")
+
+
+def test_what_the_library_logs_is_for_debugging_only(tmp_path: Path) -> None:
+    """A warning of the library's, without any handler, would be a line more on stderr."""
+    fill(tmp_path, [b"a"])
+    code = (
+        "import logging, sys; from objbuf_dagster.cli.shared import Buffer; Buffer(sys.argv[1]).open(); "
+        "logging.getLogger('objbuf_dagster.buffer.gc').warning('a word of the library')"
+    )
+    for debug, is_told in (("0", False), ("1", True)):
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, check=True, text=True, env=environment(OBJBUF_DEBUG=debug))
+        assert ("a word of the library" in done.stderr) is is_told
+
+
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from objbuf_dagster.cli import main; print(*sys.modules)"
+    code = "import sys; from objbuf_dagster.cli.app import main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
 
     heavy = {"pyarrow", "obstore", "zstandard", "deltalake", "pyspark", "logging"}
@@ -127,6 +164,8 @@ def test_defaults_are_the_librarys() -> None:
 
     assert shared.MANIFEST_PATH == buffer.DEFAULT_MANIFEST_PATH
     assert shared.DATA_PREFIX == buffer.DEFAULT_DATA_PREFIX
+    for opens in (open_store, LakeTable):
+        assert inspect.signature(opens).parameters["timeout_seconds"].default == shared.TIMEOUT_SECONDS
     assert upkeep.GRACE_SECONDS == gc.DEFAULT_GRACE_SECONDS
     assert cluster.MASTER == DEFAULT_MASTER
     assert DEFAULT_RETENTION.total_seconds() == lake_command.RETENTION
@@ -167,6 +206,21 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str], message: str) 
 )
 def test_bad_url_says_how_a_good_one_looks(url: str, message: str) -> None:
     assert error("stat", url).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["stat", "s3://bucket/x"],
+        ["lake", "stat", "s3://bucket/x"],
+        ["land", "all", "--buffer", "s3://bucket/x", "--lake", "/x"],
+        ["land", "all", "--buffer", "/x", "--lake", "s3://bucket/x"],
+    ],
+)
+def test_a_timeout_reaches_the_store(args: list[str]) -> None:
+    """Which refuses one that is longer than a day."""
+    assert error(*args, "--timeout", "90000") == "timeout_seconds must be above 0 and below 86400: 90000.0"
+    assert "give a number above 0" in error(*args, "--timeout", "nan", code=2)
 
 
 @pytest.mark.parametrize("flag", ["--data-prefix", "--manifest-path"])
@@ -230,8 +284,8 @@ def test_library_warnings_do_not_add_lines(tmp_path: Path) -> None:
         [*COMMAND, "stat", str(tmp_path / "x"), "--json"], capture_output=True, check=False, text=True
     )
 
-    assert done.returncode == 0
-    assert one_line(done.stderr).startswith("note: ")
+    assert done.returncode == 1
+    assert one_line(done.stderr)
 
 
 def test_terminal_without_utf8_is_no_reason_to_fail(tmp_path: Path) -> None:

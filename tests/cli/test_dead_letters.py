@@ -14,6 +14,8 @@ from objbuf_dagster.ranges import SequenceRange
 from tests.cli.commands import error, ok, run
 from tests.cli.letters import put_letters
 from tests.cli.test_app import as_arguments
+from tests.spark.decoding import Words
+from tests.spark.here import RANGE, here, lake_of
 from tests.support.s3 import S3Location
 
 FIRST, SECOND = SequenceRange(0, 9).key, SequenceRange(10, 19).key
@@ -40,6 +42,23 @@ def test_letters_are_listed_by_range_and_decoder(lake: Path) -> None:
         [SECOND, "12", "0", "otlp_logs", "1", "truncated at byte 4"],
     ]
     assert total == "4 dead letters"
+
+
+def test_a_letter_whose_entry_has_rows_is_marked(tmp_path: Path) -> None:
+    """As a driver leaves it that is killed between the two commits."""
+    killed = lake_of(tmp_path, ["one", "bad apple", "three"])
+    killed.succeed(here(), Words())
+    killed.succeed(here(), Words(version=2, bad=()))
+    put_letters(killed.dead_letters, RANGE.key, "words", [(0, 1, "it says bad", b"bad apple"), (0, 7, "odd", b"")])
+
+    by_name = ok("dead-letters", "list", tmp_path / "lake").splitlines()
+    told = ok("dead-letters", "list", tmp_path / "lake", "--decoder", "words", "--table", "words", "--json")
+    elsewhere = ok("dead-letters", "list", tmp_path / "lake", "--decoder", "words", "--table", "other", "--json")
+
+    assert [line.split(None, 5)[5] for line in by_name[1:3]] == ["(has rows, decode again) it says bad", "odd"]
+    assert [json.loads(line)["has_rows"] for line in told.splitlines()] == [True, False]
+    assert [json.loads(line)["has_rows"] for line in elsewhere.splitlines()] == [None, None]
+    assert "give --decoder" in error("dead-letters", "list", tmp_path / "lake", "--table", "words", code=2)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +93,7 @@ def test_json_has_stable_keys(lake: Path) -> None:
         "data_path": "ingest/1.batch",
         "manifest_path": "ingest/manifest",
         "metadata_base64": "AQI=",
+        "has_rows": None,
     }
 
 
@@ -185,3 +205,18 @@ def test_letters_in_a_bucket_are_found(s3: S3Location) -> None:
 
     assert ok("dead-letters", "list", *where).splitlines()[-1] == "1 dead letter"
     assert run("dead-letters", "show", *where, "1", "2", "--raw").stdout_bytes == b"abc"
+
+
+def test_letters_of_a_decoder_that_is_gone_can_be_removed(lake: Path) -> None:
+    remove = ["dead-letters", "remove", str(lake), "--decoder"]
+
+    refused = run(*remove, "otlp_logs")
+    assert refused.exit_code == 1
+    assert len(ok("dead-letters", "list", lake, "--json").splitlines()) == 4
+
+    assert ok(*remove, "otlp_logs", "--range", SECOND, "--yes") == "removed 1 dead letter of otlp_logs in 1 range\n"
+    assert ok(*remove, "otlp_logs", "--yes") == "removed 2 dead letters of otlp_logs in 1 range\n"
+    assert ok(*remove, "otlp_logs", "--yes") == "no dead letters like that\n"
+    (left,) = ok("dead-letters", "list", lake, "--json").splitlines()
+    assert json.loads(left)["decoder"] == "words"
+    assert "quarantine --undo" in error(*remove, "quarantine", "--yes", code=2)

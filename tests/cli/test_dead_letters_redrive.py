@@ -34,8 +34,10 @@ from tests.spark.decoding import (
     landed,
     letters_in,
     nothing_is_lost,
+    rows_in,
     words_in,
 )
+from tests.spark.here import here, lake_of
 from tests.spark.landing import fill
 from tests.spark.rows import batch
 
@@ -139,18 +141,57 @@ def test_our_own_decoders_know_their_tables(spark: SparkSession, tmp_path: Path)
     table = LakeTable(tmp_path / "lake/otel_logs", typed_schema(OtlpLogs()))
     letters = LakeTable(tmp_path / "lake/dead_letters", DEAD_LETTERS)
     list(land_all(spark, filled.place, filled.ranges, entries))
-    (done,) = land_decoded(spark, entries, filled.ranges, OtlpLogs(), table, letters)
+    (done,) = land_decoded(spark, entries, filled.ranges, OtlpLogs(most_bytes=3), table, letters)
     assert isinstance(done, DecodedRange)
+    assert (done.rows, done.dead_letters) == (0, 2)
 
     out = ok("dead-letters", "redrive", tmp_path / "lake")
 
-    assert out.splitlines()[-1] == "moved 0 dead letters of 1 range, 1 still dead"
+    assert out.splitlines()[-1] == "moved 1 dead letter of 1 range, 1 still dead"
+    assert [row["Body"] for row in rows_in(table)] == ["hello"]
+    assert [letter[5] for letter in letters_in(letters)] == [bad]
     assert [table_of(name) for name in ("otlp_logs", "otlp_metrics", "otlp_traces", "words")] == [
         "otel_logs",
         "otel_metrics",
         "otel_traces",
         "words",
     ]
+
+
+def test_rows_of_a_decoder_with_larger_limits_are_not_taken_out_by_one_with_smaller(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = log_entry(field(5, field(1, b"x" * (65 << 20))))
+    good, bad = log_entry(field(5, field(1, b"hello"))), b"\xff\xff"
+    filled = fill(LocalStore(tmp_path / "buffer"), [batch(0, [good, large, bad], [Metadata(0, 5, LOGS)])], per_range=1)
+    entries = LakeTable(tmp_path / "lake/entries")
+    table = LakeTable(tmp_path / "lake/otel_logs", typed_schema(OtlpLogs()))
+    letters = LakeTable(tmp_path / "lake/dead_letters", DEAD_LETTERS)
+    list(land_all(spark, filled.place, filled.ranges, entries))
+    (done,) = land_decoded(spark, entries, filled.ranges, OtlpLogs(most_bytes=128 << 20), table, letters)
+    assert isinstance(done, DecodedRange)
+    assert (done.rows, done.dead_letters) == (2, 1)
+    versions = table.version(), letters.version()
+
+    result = run("dead-letters", "redrive", tmp_path / "lake")
+
+    assert result.exit_code == 1
+    assert "the first sequence 0, entry 1: the entry has" in result.stderr
+    assert "--decoder module:attribute" in result.stderr
+    assert result.stdout.splitlines()[-1] == "moved 0 dead letters of 0 ranges, 0 still dead; 1 range failed"
+    assert (table.version(), letters.version()) == versions
+
+    (tmp_path / "decoders_of_mine.py").write_text(
+        "from objbuf_dagster.decode import OtlpLogs\nlogs = OtlpLogs(most_bytes=128 << 20)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = ok("dead-letters", "redrive", tmp_path / "lake", "--decoder", "decoders_of_mine:logs")
+    assert out.splitlines()[-1] == "moved 0 dead letters of 1 range, 1 still dead"
+    assert len(rows_in(table)) == 2
+
+    ok("dead-letters", "redrive", tmp_path / "lake", "--new-letters")
+    assert [letter[1] for letter in letters_in(letters)] == [1, 2]
+    assert len(rows_in(table)) == 1
 
 
 def test_a_range_that_entries_lacks_fails_and_its_letters_stay(
@@ -243,27 +284,23 @@ def test_entries_that_are_gone_leave_letters_and_rows_as_they_are(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("commit", [1, 2, 3])
 @pytest.mark.parametrize("decoder", [BETTER, MENDED], ids=["better", "mended"])
-def test_a_death_at_any_commit_loses_and_doubles_nothing(
-    spark: SparkSession, lake: Lake, decoder: Words, after: bool
+def test_a_death_at_any_commit_loses_nothing_and_the_next_redrive_ends_it(
+    decoder: Words, commit: int, after: bool, tmp_path: Path
 ) -> None:
-    for commit in range(1, 10):
-        fate = {"left": commit}
-        mortal = []
-        for table in (lake.table, lake.dead_letters):
-            one = Mortal(table.url, table.schema)
-            one.fate, one.after = fate, after
-            mortal.append(one)
-        try:
-            done = list(redrive(spark, lake.entries, decoder, mortal[0], mortal[1]))
-        except Died:
-            nothing_is_lost(decoder, lake)
-            continue
-        assert done
-        break
-    else:
-        pytest.fail("it never ended")
-    assert commit >= 4
+    lake = lake_of(tmp_path, [text for _, text in TEXTS[:3]])
+    lake.succeed(here(), FAILING)
+    mortal = [Mortal(table.url, table.schema) for table in (lake.table, lake.dead_letters)]
+    fate = {"left": commit}
+    for one in mortal:
+        one.fate, one.after = fate, after
+
+    with pytest.raises(Died):
+        list(redrive(here(), lake.entries, decoder, mortal[0], mortal[1]))
+
+    nothing_is_lost(decoder, lake)
+    list(redrive(here(), lake.entries, decoder, lake.table, lake.dead_letters))
     assert words_in(lake.table) == expected_words(decoder, lake.filled.rows())
     assert letters_in(lake.dead_letters) == expected_letters(decoder, lake.filled.rows())
 

@@ -108,6 +108,21 @@ def test_maintain_deletes_what_is_needless_and_keeps_the_rows(table: LakeTable) 
     assert sequences(table) == rows
 
 
+def test_maintain_leaves_a_buffer_below_the_table_alone_and_says_so(table: LakeTable) -> None:
+    assert table.root is not None
+    table.store.put("ingest/manifest", b"12345")
+    os.utime(table.root / "ingest/manifest", (0, 0))
+
+    result = run("lake", "maintain", lake_of(table), "--yes")
+
+    assert result.stdout.startswith("deleted nothing\n")
+    assert one_line(result.stderr) == (
+        "note: left 1 old file alone that no landing in this table wrote, the first is ingest/manifest: if it is of a "
+        "buffer or of another table, move that to a place of its own"
+    )
+    assert (table.root / "ingest/manifest").exists()
+
+
 def test_maintain_without_garbage_asks_nothing(table: LakeTable) -> None:
     assert ok("lake", "maintain", lake_of(table)).startswith("deleted nothing\ncheckpoint of version 3 in ")
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,18 @@ from objbuf_dagster.cli.land import MAX_BATCH_BYTES
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES
 from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.spark.landing import Failed, Landed, land_all
+from objbuf_dagster.spark.shipping import ExecutorNotReady
 from objbuf_dagster.store import LocalStore, Store
 from tests.cli.commands import acked, error, eventually, files_in, fill, manifest_of, ok, one_line, run, start
 from tests.cli.test_app import as_arguments
 from tests.spark.processes import descendants, is_alive
 from tests.support.buffers import append
 from tests.support.s3 import S3Location
+
+SUMS = ("batches", "rows", "bytes_read", "bytes_written", "files", "seconds")
+NOTHING = {"landed": 0, "failed": 0, **dict.fromkeys(SUMS, 0)}
+"""The sums of nothing, as --json prints them, but for the frontier."""
 
 
 @pytest.fixture
@@ -59,6 +66,18 @@ def batch_file(root: Path, sequence: int) -> Path:
     entry = manifest_of(root).entry(sequence)
     assert entry is not None
     return root / entry.location
+
+
+def test_a_table_that_would_lie_in_the_buffer_is_refused(root: Path) -> None:
+    before = files_in(root)
+
+    message = error("land", "all", "--buffer", root, "--lake", root.parent, "--table", root.name)
+
+    assert message == (
+        f"the table at {root} and the buffer's ingest would lie one inside the other: give the table a place of its "
+        "own, with another lake or another name of the table"
+    )
+    assert files_in(root) == before
 
 
 @pytest.mark.usefixtures("spark")
@@ -100,6 +119,8 @@ def test_range_that_lands_again_replaces_itself_also_long_after_its_ack(root: Pa
     assert (total["landed"], total["failed"], total["rows"], total["frontier"]) == (2, 0, 5, None)
     assert entries(table_of(root)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert ok("land", "all", *places(root)) == "landed nothing: the queue is empty\n"
+    assert json.loads(ok("land", "all", *places(root), "--json")) == {**NOTHING, "frontier": None}
+    assert json.loads(ok("land", "all", *places(root), "--json", "--ack")) == {**NOTHING, "frontier": 3}
 
 
 @pytest.mark.usefixtures("spark")
@@ -147,6 +168,31 @@ def test_takeover_while_landing_leaves_the_frontier_alone(root: Path, monkeypatc
     )
     assert peek(store).frontier == 0
     assert len(entries(table_of(root))) == 6
+    assert result.stdout.splitlines()[-1].startswith("landed 1 range: 3 batches, 6 rows"), "what landed is told"
+
+
+@pytest.mark.usefixtures("spark")
+def test_why_landing_stopped_is_told_also_if_the_ack_fails_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(root)
+    Consumer.open(store, gc_interval=None).close()
+    monkeypatch.setattr("objbuf_dagster.cli.land.ask", lambda *_, **__: Consumer.open(store, gc_interval=None).close())
+
+    def one_and_no_more(*args: Any, **options: Any) -> Iterator[Landed | Failed]:
+        yield next(land_all(*args, **options))
+        raise ExecutorNotReady("the executors went home")
+
+    monkeypatch.setattr("objbuf_dagster.spark.landing.land_all", one_and_no_more)
+
+    result = run("land", "all", *places(root), "--ack", "--max-batches", "2")
+
+    assert result.exit_code == 1
+    note, stopped = result.stderr.splitlines()
+    assert note.startswith(
+        "objbuf: note: nothing was acked: another consumer took over in the meantime (epoch 1, now 2)"
+    )
+    assert stopped == "objbuf: the executors went home"
+    assert result.stdout.splitlines()[-1].startswith("landed 1 range: 2 batches, 3 rows")
+    assert peek(store).frontier == 0
 
 
 @pytest.mark.usefixtures("spark")
@@ -395,5 +441,8 @@ def test_missing_buffer_is_noted_and_nothing_lands(tmp_path: Path) -> None:
     result = run("land", "all", *places(tmp_path / "buffer"))
 
     assert (result.exit_code, result.stdout) == (0, "")
+    assert one_line(result.stderr).startswith("note: there is no manifest ingest/manifest in ")
+    result = run("land", "all", *places(tmp_path / "buffer"), "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {**NOTHING, "frontier": None})
     assert one_line(result.stderr).startswith("note: there is no manifest ingest/manifest in ")
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pty
@@ -15,7 +16,7 @@ import pytest
 
 from objbuf_dagster.cli.lines import LineGroups
 from objbuf_dagster.cli.produce import Pacer
-from objbuf_dagster.store import LocalStore
+from objbuf_dagster.store import LocalStore, local
 from tests.cli.commands import (
     COMMAND,
     entries_in,
@@ -269,6 +270,25 @@ def test_failed_write_tells_what_is_durable_and_where_to_resume(
     assert durable == len(entries_in(tmp_path))
     assert 1 < missing <= sent < 200
     assert durable < sent
+
+
+def test_a_write_in_doubt_is_not_called_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is replaced, and the disk fails before that is sure: no lines may be sent again unlooked."""
+    sync = local._sync_folder
+
+    def failing(directory: Path) -> None:
+        if (directory / "manifest").exists():
+            raise OSError(errno.EIO, "Input/output error")
+        sync(directory)
+
+    monkeypatch.setattr(local, "_sync_folder", failing)
+
+    message = error("produce", tmp_path, given=b"a\nb\n")
+
+    assert message.startswith(
+        "0 of the 2 entries sent are durable, line 1 is the first that is not known to be; the others may be, too: "
+    )
+    assert entries_in(tmp_path) == [b"a", b"b"]
 
 
 def test_unreadable_manifest_fails_with_nothing_durable(tmp_path: Path) -> None:

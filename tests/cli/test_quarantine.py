@@ -79,12 +79,12 @@ def test_a_damaged_record_is_told_with_its_place_and_stat_shows_the_rest(root: P
     found = run("stat", root)
 
     assert found.exit_code == 0
-    assert "quarantine object ingest/ranges/quarantine is corrupt: 'batches' is not a list" in found.stderr
-    assert "restored or moved away" in found.stderr
+    assert "quarantine object is corrupt: 'batches' is not a list" in found.stderr
+    assert "Restore the object ingest/ranges/quarantine, or move it away" in found.stderr
     assert "quarantined    unknown, see the note" in found.stdout
     assert "next sequence  4" in found.stdout
     assert json.loads(run("stat", root, "--json").stdout)["quarantined"] is None
-    assert "restored or moved away" in error("quarantine", root, "1", "--reason", "x")
+    assert "or move it away" in error("quarantine", root, "1", "--reason", "x")
 
 
 def test_a_missing_batch_is_quarantined_without_a_question(root: Path) -> None:

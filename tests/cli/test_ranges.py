@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from objbuf_dagster.buffer import peek
 from objbuf_dagster.buffer.retention import Mark, Retention, retention_path
 from objbuf_dagster.store import LocalStore
-from tests.cli.commands import acked, error, files_in, fill, manifest_of, ok, one_line, run
+from tests.cli.commands import acked, error, files_in, fill, manifest_of, ok
 
 
 def keys(root: Path, *more: str) -> list[str]:
@@ -77,11 +79,17 @@ def test_plan_leaves_epoch_and_frontier_alone(tmp_path: Path) -> None:
     assert peek(store).epoch == 0
 
 
-def test_plan_of_nothing_notes_it(tmp_path: Path) -> None:
-    result = run("ranges", "plan", tmp_path)
+@pytest.mark.parametrize("command", [("plan",), ("list",), ("list", "--json")])
+def test_a_place_without_a_buffer_is_an_error(tmp_path: Path, command: tuple[str, ...]) -> None:
+    name, *options = command
+    assert error("ranges", name, tmp_path, *options).startswith("there is no manifest ingest/manifest in ")
 
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "note: there is no manifest" in one_line(result.stderr)
+
+def test_ranges_are_listed_though_the_manifest_is_gone(tmp_path: Path) -> None:
+    fill(tmp_path, [b"a"])
+    ok("ranges", "plan", tmp_path, "--max-wait", "0")
+    (tmp_path / "ingest" / "manifest").unlink()
+    assert "000000000000-000000000000" in ok("ranges", "list", tmp_path)
 
 
 def test_gap_left_by_an_ack_is_told(tmp_path: Path) -> None:
@@ -93,6 +101,7 @@ def test_gap_left_by_an_ack_is_told(tmp_path: Path) -> None:
 
 
 def test_list_is_empty_where_nothing_is_planned(tmp_path: Path) -> None:
+    fill(tmp_path, [b"a"])
     assert ok("ranges", "list", tmp_path) == "no ranges: `objbuf ranges plan` makes them\n"
     assert ok("ranges", "list", tmp_path, "--since", "5") == "no ranges from sequence 5 on\n"
     assert ok("ranges", "list", tmp_path, "--json") == ""

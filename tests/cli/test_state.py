@@ -17,6 +17,7 @@ from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.store import LocalStore
 from tests.cli.commands import error, files_in, finish, ok, one_line, run, start
 from tests.lake.states import Accounts, Lines, World, ledger_with, some_entries
+from tests.lake.test_state_since import land_json
 
 OWN = ["--fold", "tests.lake.states:Accounts", "--decoder", "tests.lake.states:Lines"]
 
@@ -130,6 +131,24 @@ def test_a_typed_table_that_is_named_and_not_there_is_refused(world: World) -> N
     assert told.endswith("lake/typo: correct --of, or leave it out for the decoder's")
     assert not (Path(world.url) / "accounts").exists()
     ok("state", "rebuild", f"{world.url}/accounts", *OWN, "--of", "lines")
+
+
+def test_a_state_of_json_is_rebuilt_from_its_table(tmp_path: Path) -> None:
+    world = World(str(tmp_path / "lake"), buckets=16)
+    land_json(world, 0, [["a1 put 1", "b1 put 1"]])
+    args = (*OWN[:2], "--decoder", "tests.lake.test_state_since:JSON", "--of", "json")
+    assert ok("state", "rebuild", f"{world.url}/accounts", *args).startswith("rebuilt from 1 range, 2 rows: 2 keys")
+    assert world.found() == world.expected()
+
+
+def test_a_rebuild_by_another_decoder_than_the_tables_is_told(tmp_path: Path) -> None:
+    world = World(str(tmp_path / "lake"), buckets=16)
+    world.land(0, [["a1 put 1", "damaged"]])
+    result = run(
+        "state", "rebuild", f"{world.url}/accounts", *OWN[:2], "--decoder", "tests.lake.test_state_since:Mended"
+    )
+    assert result.exit_code == 0
+    assert "redrive first" in one_line(result.stderr)
 
 
 def test_keys_are_counted_in_english(tmp_path: Path) -> None:

@@ -109,6 +109,20 @@ def test_missing_batch_is_named_and_what_came_before_is_printed(tmp_path: Path) 
     assert one_line(result.stderr).startswith(f"there is no object '{location}': sequence 1 names it")
 
 
+def test_a_corrupt_batch_is_named_with_what_to_do(tmp_path: Path) -> None:
+    fill(tmp_path, [b"a"], [b"b"], [b"c"])
+    location = list(manifest_of(tmp_path).entries())[1].location
+    (tmp_path / location).write_bytes(b"xx")
+
+    result = run("tail", tmp_path)
+
+    assert (result.exit_code, result.stdout) == (1, "a\n")
+    told = one_line(result.stderr)
+    assert told.startswith(f"sequence 1, {location}: batch is corrupt")
+    assert ". Restore the object, or go on behind it with --from 2; `objbuf quarantine` lets" in told
+    assert ok("tail", tmp_path, "--from", "2") == "c\n"
+
+
 def test_control_characters_of_a_location_do_not_reach_the_terminal(tmp_path: Path) -> None:
     def append(manifest: Manifest, _: bool) -> bool:
         manifest.append("ingest/\x1b[2J\nx.batch")
@@ -204,11 +218,25 @@ def test_full_disk_is_told_in_one_line(tmp_path: Path, unbuffered: str) -> None:
     assert one_line(err) == "cannot write the output: No space left on device"
 
 
-def test_empty_place_is_noted(tmp_path: Path) -> None:
-    result = run("tail", tmp_path)
+def test_a_place_without_a_buffer_is_an_error(tmp_path: Path) -> None:
+    assert error("tail", tmp_path).startswith(f"there is no manifest ingest/manifest in {tmp_path}")
 
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert one_line(result.stderr).startswith(f"note: there is no manifest ingest/manifest in {tmp_path}")
+
+def test_no_poll_is_longer_than_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses to sleep for as long as a number can say."""
+    fill(tmp_path, [b"a"])
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("objbuf_dagster.cli.tail.time.sleep", sleep)
+
+    for poll in ("1e300", "0.2"):
+        assert ok("tail", tmp_path, "--follow", "--poll", poll) == "a\n"
+
+    assert slept == [3600, 0.2]
 
 
 def test_follow_waits_for_a_buffer_to_appear(tmp_path: Path) -> None:

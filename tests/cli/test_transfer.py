@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,28 @@ def test_tables_of_ranges_go_to_the_lake_of_their_buffer_only(world: World, tmp_
     behind.land(2, [["a1 put 1"]])
     assert "or pass --trust-cursor" in error("import", tmp_path / "out", f"{behind.url}/again")
     ok("import", tmp_path / "out", f"{behind.url}/again", "--trust-cursor")
-    ok("import", tmp_path / "out", tmp_path / "new" / "lines")
+    told = error("import", tmp_path / "out", tmp_path / "new" / "lines")
+    assert "there is no `entries` to compare its ranges with" in told
+    assert not (tmp_path / "new").exists()
+    ok("import", tmp_path / "out", tmp_path / "new" / "lines", "--trust-cursor")
+    ok("export", f"{world.url}/entries", tmp_path / "whole")
+    ok("import", tmp_path / "whole", tmp_path / "newer" / "entries")
+
+
+def test_what_an_export_names_is_never_run(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ok("export", f"{world.url}/accounts", tmp_path / "out")
+    (tmp_path / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    cursor = json.loads((tmp_path / "out" / "cursor.json").read_text())
+    (tmp_path / "out" / "cursor.json").write_text(json.dumps({**cursor, "fold": "stranger:Fold"}))
+    resum(tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+
+    told = error("import", tmp_path / "out", f"{world.url}/again")
+
+    assert "the export is of the fold stranger:Fold, which is none of this package" in told
+    assert "--fold module:attribute" in told
+    assert not (tmp_path / "ran").exists()
+    assert "stranger" not in sys.modules
 
 
 def test_an_export_that_was_made_up_ends_without_a_table(world: World, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from objbuf_dagster.buffer import Consumer, peek
+from objbuf_dagster.buffer.sightings import Sightings, read_sightings, uptime
 from objbuf_dagster.errors import StorageError
 from objbuf_dagster.protocol.ulid import new_ulid
 from objbuf_dagster.store import LocalStore
@@ -16,11 +17,14 @@ from tests.cli.commands import acked, entries_in, error, files_in, fill, finish,
 
 
 def litter(root: Path, name: str | None = None) -> Path:
-    """A batch that nobody names, of long ago."""
+    """A batch that nobody names, of long ago, which a pass of garbage collection saw an hour ago."""
     file = root / "ingest" / f"{name or new_ulid(1_600_000_000_000)}.batch"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"12345")
     os.utime(file, (1_600_000_000, 1_600_000_000))
+    store, note = LocalStore(root), "ingest/ranges/clock"
+    noted = Sightings({**read_sightings(store, note).first, f"ingest/{file.name}": uptime() - 3600})
+    store.put(note, noted.to_bytes())
     return file
 
 
@@ -50,7 +54,7 @@ def test_gc_dry_run_names_garbage_and_deletes_nothing(tmp_path: Path) -> None:
 
     out = ok("gc", tmp_path, "--dry-run")
 
-    assert out == f"ingest/{garbage.name}\nwould delete 1 batch (5 bytes)\n"
+    assert out == f"ingest/{garbage.name}\nwould delete 1 batch (5 bytes) (retention 7 d)\n"
     assert files_in(tmp_path) == before
 
 
@@ -61,7 +65,7 @@ def test_gc_deletes_garbage_and_nothing_else(tmp_path: Path) -> None:
 
     out = ok("gc", tmp_path, "--yes")
 
-    assert out == f"ingest/{garbage.name}\ndeleted 1 batch (5 bytes)\n"
+    assert out == f"ingest/{garbage.name}\ndeleted 1 batch (5 bytes) (retention 7 d)\n"
     assert not garbage.exists()
     assert other.exists()
     assert entries_in(tmp_path) == [b"a"]
@@ -72,14 +76,28 @@ def test_gc_keeps_what_was_written_just_now_whatever_its_name_says(tmp_path: Pat
     fresh = litter(tmp_path)
     os.utime(fresh)
 
-    assert ok("gc", tmp_path, "--yes") == "deleted nothing\n"
+    assert ok("gc", tmp_path, "--yes") == "deleted nothing (retention 7 d)\n"
     assert fresh.exists()
+
+
+def test_gc_of_a_directory_keeps_what_no_earlier_pass_has_seen(tmp_path: Path) -> None:
+    """Its times are its machine's, whose clock may have been set since."""
+    fill(tmp_path, [b"a"])
+    garbage = litter(tmp_path)
+    (tmp_path / "ingest" / "ranges" / "clock").unlink()
+
+    out = ok("gc", tmp_path, "--yes")
+
+    assert "deleted nothing; kept 1 of those shown" in out
+    assert "once a pass has seen them for the grace period" in out
+    assert garbage.exists()
+    assert f"ingest/{garbage.name}" in read_sightings(LocalStore(tmp_path), "ingest/ranges/clock").first
 
 
 def test_gc_without_garbage_asks_nothing(tmp_path: Path) -> None:
     fill(tmp_path, [b"a"])
 
-    assert ok("gc", tmp_path) == "deleted nothing\n"
+    assert ok("gc", tmp_path) == "deleted nothing (retention 7 d)\n"
 
 
 def test_grace_and_retention_are_kept(tmp_path: Path) -> None:
@@ -87,12 +105,36 @@ def test_grace_and_retention_are_kept(tmp_path: Path) -> None:
     ok("ranges", "plan", tmp_path, "--max-wait", "0", "--max-batches", "1")
     acked(store, 1)
 
-    assert ok("gc", tmp_path, "--dry-run", "--grace", "0") == "would delete nothing\n"  # retained
-    assert ok("gc", tmp_path, "--dry-run", "--retention", "0").endswith("0 batches (0 bytes) and 2 expired ranges\n")
+    assert ok("gc", tmp_path, "--dry-run", "--grace", "0") == "would delete nothing (retention 7 d)\n"  # retained
+    assert ok("gc", tmp_path, "--dry-run", "--retention", "0").endswith(
+        "0 batches (0 bytes) and 2 expired ranges (retention 0.0 s)\n"
+    )
     assert error("gc", tmp_path, "--retention", "0").endswith("pass --yes if you are sure")
     assert ok("gc", tmp_path, "--grace", "0", "--retention", "0", "--yes").endswith(
-        "deleted 2 batches (24 bytes) and 2 expired ranges\n"
+        "deleted 2 batches (24 bytes) and 2 expired ranges (retention 0.0 s)\n"
     )
+
+
+def test_a_retention_given_once_is_not_the_default_of_the_next_pass(tmp_path: Path) -> None:
+    store = fill(tmp_path, [b"a"], [b"b"])
+    ok("ranges", "plan", tmp_path, "--max-wait", "0", "--max-batches", "1")
+    acked(store, 0)
+    ok("gc", tmp_path, "--grace", "0", "--retention", "0", "--yes")
+    acked(store, 1)
+
+    assert ok("gc", tmp_path, "--grace", "0", "--dry-run") == "would delete nothing (retention 7 d)\n"
+
+
+def test_gc_beside_a_manifest_that_a_typing_error_made_deletes_nothing(tmp_path: Path) -> None:
+    store = fill(tmp_path, [b"a"])
+    Consumer.open(store, "ingest/manifset", gc_interval=None)
+    litter(tmp_path)
+    before = files_in(tmp_path)
+
+    message = error("gc", tmp_path, "--manifest-path", "ingest/manifset", "--grace", "0", "--yes")
+
+    assert message.endswith("never had an entry: is the manifest's path right? Nothing was deleted")
+    assert files_in(tmp_path) == before
 
 
 def test_gc_without_a_terminal_wants_yes(tmp_path: Path) -> None:
@@ -110,7 +152,7 @@ def test_gc_does_what_the_person_answers(tmp_path: Path, given: bytes, gone: boo
 
     code, out, seen = answer(given, "gc", tmp_path)
 
-    assert "Delete 1 batch (5 bytes) (grace 10 min)? This cannot be undone. [y/N]" in seen
+    assert "Delete 1 batch (5 bytes) (grace 10 min, retention 7 d)? This cannot be undone. [y/N]" in seen
     assert garbage.exists() is not gone
     assert code == (0 if gone else 1)
     assert ("deleted 1 batch" in out) is gone
@@ -218,4 +260,21 @@ def test_ack_while_another_consumer_takes_over_changes_nothing(tmp_path: Path, m
     message = error("ack", tmp_path, "0")
 
     assert message.startswith("another consumer took over in this moment (epoch 0, now 1). Nothing was changed")
+    assert peek(store).frontier == 0
+
+
+def test_ack_of_a_buffer_that_was_made_anew_meanwhile_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same epoch and sequences, and other batches than the person was asked about."""
+    store = fill(tmp_path, [b"a"])
+    ok("ranges", "plan", tmp_path, "--max-wait", "0")
+
+    def made_anew(*_: object, **__: object) -> None:
+        store.delete(["ingest/manifest"])
+        fill(store, [b"b"])
+
+    monkeypatch.setattr("objbuf_dagster.cli.upkeep.ask", made_anew)
+
+    assert "the buffer was deleted and made anew" in error("ack", tmp_path, "0")
     assert peek(store).frontier == 0
