@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev test check format prove bench wheel clean reset
+.PHONY: help setup dev test check format prove soak bench wheel clean reset
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --constraint constraints.txt hatchling editables setuptools wheel
 	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
-	@$(BIN)/python -m objbuf_dagster.spark.java
+	@$(BIN)/python -m objbuf_dagster.spark.archive
 	@touch $@
 
 dev: $(STAMP) ## run the pipeline here, with demo data; DEMO=0, PORT=..., OBJBUF_BUFFER_URL=... change that
@@ -41,7 +41,10 @@ format: $(STAMP) ## format the code and mend what the linter can
 prove: $(STAMP) ## try at full size what is promised: kills, faults, load, hostile input; takes hours. ARGS='--small load'
 	$(BIN)/python -m tests.prove $(ARGS)
 
-bench: $(STAMP) ## measure, in one run, the ratios that the project promises
+soak: $(STAMP) ## ten minutes of load that goes up and down, in a memory limit; draws artefacts/soak.png. ARGS='--minutes 3'
+	$(BIN)/python -m tests.soak $(ARGS)
+
+bench: $(STAMP) ## measure, in one run, the ratios that the project promises; ARGS=landing picks a part
 	$(BIN)/python -m bench $(ARGS)
 
 wheel: $(STAMP) ## build the wheel into dist/

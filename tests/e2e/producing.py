@@ -1,8 +1,9 @@
 """A producer as a process of its own, which writes down what it sends and what it was told is durable.
 
-`python -m tests.e2e.producing URL LEDGER CALLS` makes so many calls and ends when it gets a SIGTERM. The ledger holds a
-line of JSON for each call before it is made, its texts, and one for each entry once it is durable: sequence, index,
-text. A producer that is killed leaves a ledger that is true.
+`python -m tests.e2e.producing URL LEDGER CALLS PER_SECOND PADDING [GATE]` makes so many calls, with so many bytes of
+noise in each entry, once the file GATE is there, and ends when it gets a SIGTERM. The ledger holds a line of JSON for
+each call before it is made, its texts, and one for each entry once it is durable: sequence, index, text. A producer
+that is killed leaves one that is true.
 """
 
 from __future__ import annotations
@@ -33,14 +34,20 @@ OTHERS = 5
 MOST_CALLS = 80
 """So about eight batches. More would take a slow machine ever longer to land, while a test waits for something else."""
 
+_GATE_SECONDS = 0.02
+_BEHIND = 1.0
+"""Seconds of calls that a producer which was held up makes up for."""
+
 Entry = tuple[int, int, str]
 """Sequence, index in its batch, text."""
 
 
-def produce(url: str, ledger: Path, calls: int) -> None:
+def produce(url: str, ledger: Path, calls: int, per_second: float, padding: int, gate: Path | None = None) -> None:
     told: list[int] = []
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    while gate is not None and not gate.exists() and not told and os.getppid() == parent:
+        time.sleep(_GATE_SECONDS)
     open_calls: deque[tuple[WriteHandle, list[str]]] = deque()
     with ledger.open("w") as out:
 
@@ -53,9 +60,11 @@ def produce(url: str, ledger: Path, calls: int) -> None:
                 out.flush()
 
         with Producer(open_store(url), compression="zstd", flush_interval=FLUSH_SECONDS) as producer:
-            number = 0
+            number, due = 0, time.monotonic()
             while not told and os.getppid() == parent:  # tests that are killed leave nothing
-                time.sleep(1 / CALLS_PER_SECOND)
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = max(due + 1 / per_second, time.monotonic() - _BEHIND)
+                write_down(wait=False)
                 if number >= calls * CALL_ENTRIES:
                     continue
                 texts = [f"{ledger.name} {number + one}" for one in range(CALL_ENTRIES)]
@@ -63,17 +72,29 @@ def produce(url: str, ledger: Path, calls: int) -> None:
                 out.write(json.dumps({"sent": texts}) + "\n")
                 out.flush()
                 if number % (OTHERS * CALL_ENTRIES):
-                    handle = producer.produce([entry_of(text, ledger.name) for text in texts], ENVELOPE)
+                    handle = producer.produce([entry_of(text, ledger.name, padding) for text in texts], ENVELOPE)
                 else:
                     handle = producer.produce([text.encode() for text in texts], ledger.name.encode())
                 open_calls.append((handle, texts))
-                write_down(wait=False)
         write_down(wait=True)
 
 
-def start(url: str, ledger: Path, calls: int = MOST_CALLS, /, **variables: str) -> subprocess.Popen[bytes]:
-    """A producer that is nobody's to end but the caller's; it ends by itself if the caller is killed."""
-    command = [sys.executable, "-m", "tests.e2e.producing", url, str(ledger), str(calls)]
+def start(
+    url: str,
+    ledger: Path,
+    calls: int = MOST_CALLS,
+    per_second: float = CALLS_PER_SECOND,
+    padding: int = 0,
+    gate: Path | None = None,
+    /,
+    **variables: str,
+) -> subprocess.Popen[bytes]:
+    """A producer that is nobody's to end but the caller's; it ends by itself if the caller is killed.
+
+    gate: the file that it waits for when it is ready. Before that it has no ledger.
+    """
+    command = [sys.executable, "-m", "tests.e2e.producing", url, str(ledger)]
+    command += [str(calls), str(per_second), str(padding), *([] if gate is None else [str(gate)])]
     return subprocess.Popen(command, cwd=CODE, env=environment(**variables))
 
 
@@ -109,4 +130,11 @@ def _lines(ledger: Path) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    produce(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    produce(
+        sys.argv[1],
+        Path(sys.argv[2]),
+        int(sys.argv[3]),
+        float(sys.argv[4]),
+        int(sys.argv[5]),
+        *map(Path, sys.argv[6:]),
+    )

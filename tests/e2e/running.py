@@ -19,6 +19,7 @@ from typing import Any
 
 from dev.processes import send, session
 from objbuf_dagster.buffer import peek
+from objbuf_dagster.spark.archive import IN_HASTE
 from tests.dev.launches import CODE, environment, free_port
 from tests.spark.processes import descendants
 from tests.support.s3 import S3Location
@@ -28,10 +29,7 @@ HOST = "127.0.0.1"
 PATIENCE_SECONDS = 600.0
 """For whatever is waited for: a quiet machine needs a tenth, and one with other work to do shall not fail a test."""
 
-QUICK_SPARK = {
-    "OBJBUF_SPARK_MASTER": "local[1]",
-    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # a JVM that lives for seconds
-}
+QUICK_SPARK = {"OBJBUF_SPARK_MASTER": "local[1]", "SPARK_SUBMIT_OPTS": IN_HASTE, "SPARK_LAUNCHER_OPTS": IN_HASTE}
 
 LEASH_SECONDS = 10.0
 
@@ -49,6 +47,15 @@ _MATERIALISATIONS = """query($partitions: [String!]) { assetNodeOrError(assetKey
 
 _CHECKS = """query($check: String!) {
     assetCheckExecutions(assetKey: {path: ["entries"]}, checkName: $check, limit: 1000) { runId status } }"""
+
+_TAGS = "query($run: ID!) { runOrError(runId: $run) { ... on Run { tags { key value } } } }"
+
+_FAILURES = """query($run: ID!) { runOrError(runId: $run) { ... on Run { eventConnection { events {
+    ... on ExecutionStepFailureEvent { error { message errorChain { error { message } } } } } } } } }"""
+
+_START = "mutation($of: SensorSelector!) { startSensor(sensorSelector: $of) { __typename } }"
+_STOP = "mutation($id: String!) { stopSensor(id: $id) { __typename } }"
+_SENSOR_ID = "query($of: SensorSelector!) { sensorOrError(sensorSelector: $of) { ... on Sensor { id } } }"
 
 _RUNS = "query($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results { runId } } } }"
 
@@ -268,11 +275,30 @@ class Dagster:
         found = self.query(_RUNS, filter={"statuses": statuses})["runsOrError"]["results"]
         return [one["runId"] for one in found]
 
+    def tags_of(self, run: str) -> dict[str, str]:
+        """A run's, those of Dagster's own among them."""
+        return {one["key"]: one["value"] for one in self.query(_TAGS, run=run)["runOrError"]["tags"]}
+
+    def failures_of(self, run: str) -> str:
+        """Why the steps of a run failed, as the UI shows it."""
+        events = self.query(_FAILURES, run=run)["runOrError"]["eventConnection"]["events"]
+        errors = [event["error"] for event in events if event.get("error")]
+        return "\n".join(one["message"] for error in errors for one in [error, *_chain(error)])
+
     def failed_ticks(self) -> list[str]:
         """What the sensor's failed ticks said, each with what caused it."""
         found = self.query(_FAILED_TICKS, sensor=_SENSOR)["sensorOrError"]["sensorState"]["ticks"]
-        errors = [[one["error"], *(link["error"] for link in one["error"]["errorChain"])] for one in found]
-        return ["".join(error["message"] for error in chain) for chain in errors]
+        return ["".join(error["message"] for error in [one["error"], *_chain(one["error"])]) for one in found]
+
+    @contextmanager
+    def sensor_off(self) -> Iterator[None]:
+        """While nothing but hooks can ack."""
+        sensor = self.query(_SENSOR_ID, of=_SENSOR)["sensorOrError"]["id"]
+        assert self.query(_STOP, id=sensor)["stopSensor"]["__typename"] == "StopSensorMutationResult"
+        try:
+            yield
+        finally:
+            assert self.query(_START, of=_SENSOR)["startSensor"]["__typename"] == "Sensor"
 
     def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=120)
@@ -291,6 +317,10 @@ class Dagster:
         if self._leash is not None:
             os.close(self._leash)
             self._leash = None
+
+
+def _chain(error: Any) -> list[Any]:
+    return [link["error"] for link in error["errorChain"]]
 
 
 @contextmanager

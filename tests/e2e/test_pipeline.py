@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from objbuf_dagster.buffer import GarbageCollector
+from objbuf_dagster.buffer.manifest_store import ManifestStore
+from objbuf_dagster.ranges import Limits, RangeLedger, plan, range_of
 from tests.e2e.deployment import Deployment
+from tests.e2e.running import Dagster
 
 pytestmark = pytest.mark.timeout(1800)
 
 BACKFILL = """mutation($of: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $of) {
     __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
+
+ADD = """mutation($of: RepositorySelector!, $name: String!, $key: String!) {
+    addDynamicPartition(repositorySelector: $of, partitionsDefName: $name, partitionKey: $key) { __typename } }"""
+
+REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf"}
+
+
+def backfill(dagster: Dagster, *keys: str, assets: Sequence[str] = ("entries",)) -> None:
+    """What the UI sends for a selection of partitions."""
+    chosen = {
+        "assetSelection": [{"path": [asset]} for asset in assets],
+        "partitionNames": list(keys),
+        "fromFailure": False,
+    }
+    launched = dagster.query(BACKFILL, of=chosen)["launchPartitionBackfill"]
+    assert launched["__typename"] == "LaunchBackfillSuccess", launched
 
 
 def test_what_producers_were_told_is_durable_is_in_the_table_exactly_once(deployed: Deployment) -> None:
@@ -24,10 +46,7 @@ def test_a_backfill_of_acked_ranges_lands_them_again_in_one_run_and_leaves_the_f
     before = {key: dagster.runs_of(key) for key in (first, second, *others)}
     frontier = dagster.frontier
 
-    # What the UI sends for a selection of partitions.
-    chosen = {"assetSelection": [{"path": ["entries"]}], "partitionNames": [first, second], "fromFailure": False}
-    launched = dagster.query(BACKFILL, of=chosen)["launchPartitionBackfill"]
-    assert launched["__typename"] == "LaunchBackfillSuccess", launched
+    backfill(dagster, first, second)
     dagster.wait_until("both came again", lambda: all(dagster.runs_of(key) != before[key] for key in (first, second)))
     deployed.settle()
 
@@ -35,6 +54,23 @@ def test_a_backfill_of_acked_ranges_lands_them_again_in_one_run_and_leaves_the_f
     assert len(again) == 1
     assert {key: dagster.runs_of(key) for key in others} == {key: before[key] for key in others}
     assert dagster.frontier == frontier
+    deployed.assert_exactly_once()
+
+
+def test_a_backfill_of_ranges_that_are_not_acked_acks_them_without_the_sensor(deployed: Deployment) -> None:
+    dagster = deployed.dagster
+    frontier = dagster.frontier
+    with dagster.sensor_off():
+        deployed.produce_a_few_ranges()
+        store = dagster.buffer_at.open()
+        new = [range_of(one).key for one in plan(ManifestStore(store), RangeLedger(store), Limits(max_wait=0))]
+        for key in new:
+            dagster.query(ADD, of=REPOSITORY, name="buffer_ranges", key=key)
+        assert dagster.frontier == frontier
+        backfill(dagster, *new, assets=("entries", "otel_logs"))
+        dagster.wait_until("they are acked", lambda: dagster.frontier == dagster.next_sequence)
+    deployed.settle()
+    assert dagster.frontier > frontier
     deployed.assert_exactly_once()
 
 
@@ -54,6 +90,25 @@ def test_a_backfill_by_dagsters_command_lands_each_range_in_a_run_of_its_own(dep
     assert {key: dagster.runs_of(key) for key in others} == {key: before[key] for key in others}
     assert dagster.frontier == frontier
     deployed.assert_exactly_once()
+
+
+def test_a_backfill_of_an_expired_range_fails_with_the_clear_error(deployed: Deployment) -> None:
+    dagster = deployed.dagster
+    first = dagster.materialised()[0]
+    before, frontier, failed = dagster.runs_of(first), dagster.frontier, dagster.runs("FAILURE")
+    for _ in range(2):  # the first pass sees the frontier, and for the second one it is old enough
+        GarbageCollector(dagster.buffer_at.open(), grace_seconds=0, retention_seconds=0).collect_once()
+
+    backfill(dagster, first)
+    dagster.wait_until("the run failed", lambda: len(dagster.runs("FAILURE")) > len(failed))
+
+    (run,) = set(dagster.runs("FAILURE")) - set(failed)
+    said = dagster.failures_of(run)
+    assert f"range {first} expired at " in said
+    assert "Its rows are in the lake; to replay more next time, set a longer replay_retention" in said
+    deployed.settle()
+    assert (dagster.runs_of(first), dagster.frontier) == (before, frontier)
+    assert deployed.rows()
 
 
 def test_ctrl_c_leaves_no_process_and_no_open_port(deployed: Deployment) -> None:

@@ -112,17 +112,30 @@ def test_a_second_deployment_fences_the_first_and_neither_lake_has_anything_twic
         second.settle()
         dagster.wait_until("the first one is idle", lambda: not first.dagster.runs(*UNFINISHED))
         assert dagster.failed_ticks() == []
+        landed_by_second = second.rows()
+
+        # Taking it back, as the error advises.
+        first.dagster.command("sensor", "cursor", "buffer_sensor", "--delete")
+        dagster.wait_until("the second one says that it is fenced", lambda: _fenced(second))
+        taken_back = len(first.ledgers)
+        first.produce_a_few_ranges()
+        first.settle()
+        dagster.wait_until("the second one is idle", lambda: not dagster.runs(*UNFINISHED))
+        assert second.rows() == landed_by_second, "a fenced deployment landed what came later"
 
     for message in _fenced(first):
         assert "holds epoch 1, the manifest says 2" in message
         assert "dagster sensor cursor buffer_sensor --delete" in message
     told = sorted(entry for ledger in first.ledgers for entry in durable(ledger))
-    later = {entry for ledger in first.ledgers[shared:] for entry in durable(ledger)}
-    landed, landed_by_second = first.rows(), second.rows()
+    later = {entry for ledger in first.ledgers[shared:taken_back] for entry in durable(ledger)}
+    back = {entry for ledger in first.ledgers[taken_back:] for entry in durable(ledger)}
+    landed = first.rows()
     assert len(landed) == len(set(landed))
     assert len(landed_by_second) == len(set(landed_by_second))
     assert sorted({*landed, *landed_by_second}) == told
     assert later
     assert later <= set(landed_by_second), "what came after the takeover is the second one's"
     assert later.isdisjoint(landed), "a fenced deployment landed what came later"
+    assert back
+    assert back <= set(landed), "what came after it was taken back is the first one's"
     assert first.dagster.frontier == told[-1][0] + 1

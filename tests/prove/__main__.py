@@ -1,6 +1,6 @@
 """`make prove`: everything that is promised is tried at full size, and one table says what was lost and doubled: 0.
 
-`python -m tests.prove [--small] [--seed N] [NAME ...]` picks proofs by the names of their modules.
+`python -m tests.prove [--small] [--seed N] [--round N] [NAME ...]` picks proofs by the names of their modules.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from tests.prove.proof import SEED, Proof, Size
+from tests.prove.proof import HEADING, SEED, Proof, Size
 
 NAMES = ("store_calls", "clocks", "hostile", "load", "kills")
 """The proofs, the quick ones first."""
-
-_HEADING = f"{'what was tried':<58} {'how often':>22} {'lost':>6} {'doubled':>8} {'wrong':>6} {'seconds':>9}"
 
 
 def main() -> int:
@@ -24,24 +22,25 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; all of them if none")
     parser.add_argument("--small", action="store_true", help="as little as the test suite tries")
     parser.add_argument("--seed", type=int, default=SEED, help="what is left to chance (default: %(default)s)")
+    parser.add_argument("--round", type=int, help="of the kills, this one alone")
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - set(NAMES):
         parser.error(f"no such proof: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    size = Size("small" if chosen.small else "full", chosen.seed)
+    size = Size("small" if chosen.small else "full", chosen.seed, chosen.round)
     proofs: list[Proof] = []
     broken: list[str] = []
     for name in chosen.names or NAMES:
         print(f"{name}: trying (seed {size.seed})", flush=True)
         try:
             for proof in _proofs(name, size):
-                print(f"  {_line(proof)}", flush=True)
+                print(f"  {proof.line}", flush=True)
                 proofs.append(proof)
         except Exception:  # noqa: BLE001, the other proofs are worth their time
             traceback.print_exc()
             broken.append(name)
-    print(f"\n{_HEADING}")
+    print(f"\n{HEADING}")
     for proof in proofs:
-        print(_line(proof))
+        print(proof.line)
         for note in proof.notes:
             print(f"    {note}")
     for name in broken:
@@ -54,11 +53,6 @@ def main() -> int:
 def _proofs(name: str, size: Size) -> Iterator[Proof]:
     found: Iterator[Proof] = importlib.import_module(f"tests.prove.{name}").prove(size)
     return found
-
-
-def _line(proof: Proof) -> str:
-    tried = f"{proof.tried:,} {proof.unit}"
-    return f"{proof.what:<58} {tried:>22} {proof.lost:>6} {proof.doubled:>8} {proof.invented:>6} {proof.seconds:>9.1f}"
 
 
 if __name__ == "__main__":

@@ -17,21 +17,24 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from objbuf_dagster.buffer.retention import Mark, Retention
 from objbuf_dagster.decode import Envelope, Signal
 from objbuf_dagster.decode.requests import official
-from objbuf_dagster.orchestration.cursor import Cursor
 from objbuf_dagster.protocol import BatchDescriptor, Compression, Manifest, Metadata, PlannedBatch, RangeObject
 from objbuf_dagster.protocol import batch as batches
 from objbuf_dagster.protocol.blocks import encode_block
-from objbuf_dagster.ranges import SequenceRange
 from tests.decode.messages import field, log_entry, nested_value, varint
 from tests.protocol.batches import VECTORS, footer, framings, some_records, zstd
 from tests.protocol.hostile import damaged, damaged_json
 from tests.protocol.manifests import filled, vectors
-
-BUFFER = "s3://bucket/events ingest/manifest ingest"
-"""The identity that cursors are made for."""
+from tests.prove.hostile_documents import (
+    cursor_file,
+    cursors,
+    exports,
+    quarantines,
+    retentions,
+    sightings,
+    state_cursors,
+)
 
 ODD_TEXTS = (
     *("../x", "/etc/passwd", "ingest//x", "ingest/./x", "ingest/../../x", "%2e%2e/x", "ingest/%2e%2e%2fx", "..\\x"),
@@ -60,8 +63,8 @@ _TOKENS = (
     *('"\\ud800"', '"\\u0000"', '"\\u001b[2J"', '"\\u202e"', '"\\n"', '"\x1b"', '"' + "x" * 70_000 + '"', "[[]]"),
 )
 _TOKEN = re.compile(rb'-?\d+(?:\.\d+)?|"(?:[^"\\]|\\.)*"|null|true|false')
-OTLP_ENTRIES = 16
-"""At most, in one input."""
+OTLP_ENTRIES = 20
+"""That are decoded together, as one input."""
 _NO_PAYLOAD = 255  # where the length of an envelope would be: the entry has none at all
 _FIELD_VALUES: dict[int, tuple[Any, ...]] = {
     FieldDescriptor.TYPE_STRING: (*_SHORT_TEXTS, "service.name", "$", "$bytes", "\ufffe", "x" * 300),
@@ -117,7 +120,7 @@ def _key(rng: random.Random) -> bytes:
 def _otlp(rng: random.Random) -> bytes:
     """Entries with their envelopes, which are decoded together: see `otlp_entries`."""
     data = b""
-    for _ in range(rng.randint(1, OTLP_ENTRIES)):
+    for _ in range(OTLP_ENTRIES):
         signal = rng.choice(list(Signal))
         payload, entry = _envelope(rng, signal), _entry(rng, signal)
         data += struct.pack("<BI", _NO_PAYLOAD if payload is None else len(payload), len(entry))
@@ -334,36 +337,23 @@ def _ranges() -> list[bytes]:
     return found
 
 
-@functools.cache
-def _retentions() -> list[bytes]:
-    marks = tuple(Mark(1_700_000_000_000 + n, 10 * n) for n in range(5))
-    edges = (Mark(-(2**63), 0), Mark(2**63 - 1, 2**64 - 1))
-    values = (
-        Retention(),
-        Retention(3600.0, marks, marks[:2]),
-        Retention(0.0, edges, edges),
-        Retention(1e308, (), marks),
-    )
-    return [value.to_bytes() for value in values]
-
-
-@functools.cache
-def _cursors() -> list[bytes]:
-    known = SequenceRange(2**40, 2**40 + 9)
-    values = (
-        Cursor(BUFFER, 1),
-        Cursor(BUFFER, 2**64 - 2, 2**64 - 1, known, SequenceRange(0, 0), {"epoch": 3, "lag_seconds": 0.5}),
-        Cursor("s3://other ingest/manifest ingest", 1),
-    )
-    return [value.to_text().encode() for value in values]
+def _state_cursor(rng: random.Random) -> bytes:
+    """Damaged within its file, or with it."""
+    if rng.random() < 0.5:
+        return damaged(rng, [cursor_file(one) for one in state_cursors()])
+    return cursor_file(_json(rng, state_cursors()))
 
 
 _MAKERS: dict[str, Callable[[random.Random], bytes]] = {
     "manifest": _manifest,
     "batch": _batch,
     "range object": lambda rng: _json(rng, _ranges()),
-    "sensor cursor": lambda rng: _json(rng, _cursors()),
-    "retention object": lambda rng: _json(rng, _retentions()),
+    "sensor cursor": lambda rng: _json(rng, cursors()),
+    "retention object": lambda rng: _json(rng, retentions()),
+    "quarantine object": lambda rng: _json(rng, quarantines()),
+    "note of garbage": lambda rng: _json(rng, sightings()),
+    "state cursor": _state_cursor,
+    "export document": lambda rng: _json(rng, exports()) if rng.random() < 0.9 else rng.choice(exports()),
     "partition key": _key,
     "OTLP entries": _otlp,
 }

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
+import os
 import re
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from objbuf_dagster.buffer.fetch import FetchHandle, check_location
 from objbuf_dagster.buffer.retention import Retention
+from objbuf_dagster.buffer.sightings import Sightings, boot
 from objbuf_dagster.decode import Envelope, OtlpLogs, OtlpMetrics, OtlpTraces, Signal, Undecodable
-from objbuf_dagster.errors import InvalidInput, ObjbufError
+from objbuf_dagster.errors import CorruptData, InvalidInput, ObjbufError
+from objbuf_dagster.lake.state_cursor import StateCursor
+from objbuf_dagster.lake.transfer_check import CURSOR_FILE, MANIFEST, SCHEMA, SUMS, read_export
 from objbuf_dagster.orchestration.cursor import Cursor
 from objbuf_dagster.protocol import (
     NO_EPOCH,
@@ -20,6 +28,7 @@ from objbuf_dagster.protocol import (
     Block,
     Manifest,
     Metadata,
+    PlannedBatch,
     RangeObject,
     check_batch,
     decode_batch,
@@ -28,10 +37,12 @@ from objbuf_dagster.protocol import (
 )
 from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.ranges.ledger import compare_locations
+from objbuf_dagster.ranges.quarantine import Quarantine
 from objbuf_dagster.spark.pages import EntriesFile
 from objbuf_dagster.store import MemoryStore
 from tests.decode.messages import decoded, entries_batch
-from tests.prove.hostile_inputs import BUFFER, otlp_entries
+from tests.prove.hostile_documents import BOOT, BUFFER
+from tests.prove.hostile_inputs import otlp_entries
 
 MAX_BATCH_BYTES = 1 << 20
 """What a batch may have once decompressed: its decoders get this limit, so that the memory bound means something."""
@@ -198,6 +209,17 @@ def use_retention(data: bytes) -> bool:
     return not attempts.refused
 
 
+def use_sightings(data: bytes) -> bool:
+    attempts = _Attempts()
+    with attempts.of(CorruptData):
+        found = Sightings.from_bytes(data.replace(BOOT.encode(), boot().encode()))
+        assert Sightings.from_bytes(found.to_bytes()) == found
+        later = found.with_these([*found.first, "ingest/new.batch"], 1_000.0)
+        assert all(later.first[path] <= seconds for path, seconds in found.first.items()), "seen later than it was"
+        assert later.first["ingest/new.batch"] <= 1_000.0
+    return not attempts.refused
+
+
 def use_cursor(data: bytes) -> bool:
     attempts = _Attempts()
     with attempts.of(InvalidInput):
@@ -206,6 +228,47 @@ def use_cursor(data: bytes) -> bool:
         assert all(type(number) is int and number >= 0 for number in (found.epoch, found.next_sequence))
         assert Cursor.from_text(found.to_text(), BUFFER, "buffer_sensor") == found
     return not attempts.refused
+
+
+def use_quarantine(data: bytes) -> bool:
+    attempts = _Attempts()
+    with attempts.of():
+        found = Quarantine.from_bytes(data)
+        assert Quarantine.from_bytes(found.to_bytes()) == found
+        for one in found.batches:
+            assert found.get(one.sequence) == one
+            batch = PlannedBatch(BatchDescriptor(one.sequence, "ingest/another.batch"), 1)
+            with attempts.of():
+                found.of(RangeObject(one.sequence, one.sequence, 1, 0, (batch,)))
+    return not attempts.refused
+
+
+def use_state_cursor(data: bytes) -> bool:
+    attempts = _Attempts()
+    with attempts.of():
+        found = StateCursor.from_file(data)
+        assert StateCursor.from_json(json.loads(json.dumps(found.to_json()))) == found
+        assert SequenceRange.from_key(found.last_range).end + 1 == found.next_sequence
+    return not attempts.refused
+
+
+def use_export(data: bytes) -> bool:
+    """As the manifest of an export that is whole but for that, and as its cursor."""
+    attempts = _Attempts()
+    for name in (MANIFEST, CURSOR_FILE):
+        with tempfile.TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
+            files = {MANIFEST: _EXPORT, CURSOR_FILE: b'{"runs": []}', SCHEMA: _SCHEMA, name: data}
+            sums = "".join(f"{hashlib.sha256(held).hexdigest()}  {at}\n" for at, held in files.items())
+            for at, held in {**files, SUMS: sums.encode()}.items():
+                (Path(folder) / at).write_bytes(held)
+            with attempts.of():
+                read_export(Path(folder))
+    return attempts.refused < 2
+
+
+_MEMORY = "/dev/shm"  # noqa: S108, a folder of its own is made there
+_EXPORT = b'{"format": 1, "kind": "ranges", "partitions": ["_odb_range"], "version": 3, "files": []}'
+_SCHEMA = b'{"type": "struct", "fields": [{"name": "_odb_range", "type": "string", "nullable": true, "metadata": {}}]}'
 
 
 def use_key(data: bytes) -> bool:
@@ -265,6 +328,10 @@ USES: dict[str, Callable[[bytes], bool]] = {
     "range object": use_range,
     "sensor cursor": use_cursor,
     "retention object": use_retention,
+    "quarantine object": use_quarantine,
+    "note of garbage": use_sightings,
+    "state cursor": use_state_cursor,
+    "export document": use_export,
     "partition key": use_key,
     "OTLP entries": use_otlp,
 }

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from objbuf_dagster.buffer import Consumer, peek
 from objbuf_dagster.buffer import metrics as m
-from objbuf_dagster.cli import main
+from objbuf_dagster.cli.app import main
 from objbuf_dagster.orchestration.landing import numbers
 from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.ranges import Limits, RangeLedger, plan, range_of

@@ -8,6 +8,7 @@ a process that dies before its commit, or between the commit and hearing of it, 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.prove.proof import Proof, Size, timed
 from tests.prove.small_pipeline import SmallPipeline, World
 from tests.support.faults import AT_ONCE
 from tests.support.proxy import Request, Spoiling, proxied
-from tests.support.s3 import S3Location, s3_server
+from tests.support.s3 import S3Location, has_real_server, real_s3_server, s3_server
 
 WAYS: tuple[Spoiling, ...] = (503, 403, "lost", "twice", "late", "overdue")
 FEW = 10
@@ -54,7 +55,7 @@ def prove(size: Size) -> Iterator[Proof]:
     proof = Proof("a request to the table's bucket goes wrong (land, commit)", "points")
     whats: Counter[str] = Counter()
     errors = 0
-    with timed(proof), s3_server() as root:
+    with timed(proof), size.pick(s3_server, real_s3_server)() as root:
         requests = len(run(root.fresh(), None, None).requests)
         every = [(number, way) for number in range(1, requests + 1) for way in WAYS]
         for number, way in size.pick(size.chance("lake requests").sample(every, FEW), every):
@@ -72,10 +73,16 @@ def prove(size: Size) -> Iterator[Proof]:
                 whats["commits" if is_commit else f"other {request.method}s"] += 1
     counts = ", ".join(f"{count} {what}" for what, count in sorted(whats.items()))
     proof.notes.append(
-        f"{requests} requests, answered by 503, by 403 or not at all, done twice or late: {counts}; "
+        f"{_server(size)}: {requests} requests, answered by 503, by 403 or not at all, done twice or late: {counts}; "
         f"{errors} runs met an error"
     )
     yield proof
+
+
+def _server(size: Size) -> str:
+    if endpoint := os.environ.get("OBJBUF_TEST_S3_ENDPOINT"):
+        return f"the server at {endpoint.rpartition('@')[2]}"
+    return "versitygw" if size.pick(has_real_server(), True) else "moto"
 
 
 def _blame(proof: Proof, number: int, way: Spoiling, wrongs: list[str]) -> None:

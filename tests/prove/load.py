@@ -1,7 +1,9 @@
-"""Load: many producers on one manifest, a manifest of 100,000 entries, a range of 10,000 batches, a batch of a GiB."""
+"""Load: many producers on one manifest, a manifest of 100,000 entries, a range of 10,000 batches, a batch of a GiB, and
+one of more than two once decompressed."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from objbuf_dagster.buffer import BufferPlace, Consumer, Metrics, Producer, WriteHandle
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.protocol import Manifest, Metadata, encode_batch
+from objbuf_dagster.protocol import Compression, Manifest, Metadata, encode_batch
+from objbuf_dagster.protocol.batch import frame_batch
 from objbuf_dagster.protocol.ulid import new_ulid
 from objbuf_dagster.ranges import Limits, RangeLedger, plan, range_of
 from objbuf_dagster.spark.landing import Landed, land_all
@@ -25,15 +28,21 @@ from objbuf_dagster.spark.session import session
 from objbuf_dagster.store import LocalStore, open_store
 from tests.dev.launches import CODE, environment
 from tests.prove.proof import Entry, Proof, Size, timed
+from tests.spark.processes import descendants
+from tests.support.buffers import append
 
 _CALL_ENTRIES = 50
 _OPEN_CALLS = 64
+_LARGE_ENTRY = 1 << 20
+_MOST_COPIES = 4
+_MOST_BESIDE = 512 << 20
+"""The memory of a process that holds a large batch: so many times its size, and so many bytes beside it."""
 _COLUMNS = ["_odb_sequence", "_odb_entry_index", "entry"]
 
 
 def prove(size: Size) -> Iterator[Proof]:
     with session() as spark:
-        for proof in (_producers, _long_manifest, _large_batch):
+        for proof in (_producers, _long_manifest, _large_batches, _large_block):
             with tempfile.TemporaryDirectory(prefix="objbuf-load-") as folder:
                 yield proof(size, spark, Path(folder))
 
@@ -151,36 +160,116 @@ def _long_manifest(size: Size, spark: SparkSession, folder: Path) -> Proof:
     return proof
 
 
-def _large_batch(size: Size, spark: SparkSession, folder: Path) -> Proof:
-    """One batch that decompresses to all that the limit allows."""
+def _large_batches(size: Size, spark: SparkSession, folder: Path) -> Proof:
+    """Batches that have all that the limit allows, of bytes that no compression makes fewer; one is not compressed."""
     whole = size.pick(64, 1024) << 20
-    entry = 1 << 20
-    count = whole // (entry + 4)
-    proof = Proof(f"a batch of {whole >> 20:,} MiB", "entries")
+    proof = Proof(f"batches of {whole >> 20:,} MiB, as stored", "entries")
+    kinds: tuple[Compression, ...] = ("zstd", "none")
+    for compression in kinds:
+        _large_batch(proof, spark, folder / compression, whole, compression)
+    return proof
+
+
+def _large_batch(proof: Proof, spark: SparkSession, folder: Path, whole: int, compression: Compression) -> None:
+    folder.mkdir()
     place = BufferPlace(LocalStore(folder / "buffer"))
     table = LakeTable(folder / "lake")
     told: dict[tuple[int, int], bytes] = {}
     with timed(proof):
-        with Producer(place.store, compression="zstd", flush_size_bytes=2 * whole, flush_interval=3600) as producer:
-            block = os.urandom(entry // 4) + bytes(entry - entry // 4)
-            for number in range(count):
-                text = number.to_bytes(8, "big") + block[8:]
-                told[0, number] = hashlib.sha256(text).digest()
-                producer.produce([text])
+        command = [sys.executable, "-m", "tests.prove.load", (folder / "buffer").as_uri(), compression, str(whole)]
+        produced = subprocess.run(command, cwd=CODE, env=environment(), stdout=subprocess.PIPE, check=True)
+        answer = json.loads(produced.stdout)
+        told = {(0, number): bytes.fromhex(digest) for number, digest in enumerate(answer["digests"])}
         (planned,) = plan(place.manifests(), RangeLedger(place.store), Limits(max_wait=0, max_bytes=4 << 30))
         (landed,) = land_all(spark, place, [planned], table, verify=True)
         assert isinstance(landed, Landed), landed
+    assert planned.size > whole * 0.95, f"only {planned.size} bytes are stored"
     found: dict[tuple[int, int], bytes] = {}
     for piece in table.delta().to_pyarrow_dataset().to_batches(columns=_COLUMNS, batch_size=16):
         for sequence, index, value in zip(*(piece.column(name) for name in _COLUMNS), strict=True):
             key = sequence.as_py(), index.as_py()
             proof.doubled += key in found
             found[key] = hashlib.sha256(value.as_buffer()).digest()
+    proof.tried += len(told)
+    proof.lost += len(told.items() - found.items())
+    proof.invented += len(found.items() - told.items())
+    most = _MOST_COPIES * whole + _MOST_BESIDE
+    peaks = {"the producer": answer["peak"], "a landing worker": max(_worker_peaks(), default=0)}
+    for who, peak in peaks.items():
+        if peak > most:
+            proof.invented += 1
+            proof.notes.append(f"{who} took {peak >> 20:,} MiB, and {most >> 20:,} is the most")
+    proof.notes.append(
+        f"{compression}: {planned.size >> 20:,} MiB stored, landing {landed.bytes_written / landed.seconds / 1e6:,.0f} "
+        f"MB/s written; at their peak "
+        + ", ".join(f"{who} had {peak >> 20:,} MiB" for who, peak in peaks.items())
+        + f", of {most >> 20:,}"
+    )
+
+
+def _large_block(size: Size, spark: SparkSession, folder: Path) -> Proof:
+    """A batch whose records are more than 31 bits can count, nearly all zeros: what is stored of it is little.
+
+    At both sizes they are too many to go into the table as they are.
+    """
+    whole = size.pick(192, 2304) << 20
+    proof = Proof(f"a batch of {whole >> 20:,} MiB, once decompressed", "entries")
+    place = BufferPlace(LocalStore(folder / "buffer"), max_bytes=2 * whole)
+    table = LakeTable(folder / "lake")
+    count = whole // _LARGE_ENTRY
+    named = {0: b"first", count - 1: b"last"}
+    entries = [named.get(number, b"").ljust(_LARGE_ENTRY, b"\0") for number in (0, 1, count - 1)]
+    first, middle, last = (_LARGE_ENTRY.to_bytes(4, "little") + entry for entry in entries)
+    location = f"ingest/{new_ulid(1_700_000_000_000)}.batch"
+    place.store.put(location, frame_batch([first, *[middle] * (count - 2), last], count, "zstd"))
+    append(place.store, location)
+    with timed(proof):
+        (planned,) = plan(place.manifests(), RangeLedger(place.store), Limits(max_wait=0))
+        (landed,) = land_all(spark, place, [planned], table, verify=True)
+        assert isinstance(landed, Landed), landed
+    seen: set[int] = set()
+    for piece in table.delta().to_pyarrow_dataset().to_batches(columns=_COLUMNS, batch_size=16):
+        for index, value in zip(piece.column("_odb_entry_index").to_pylist(), piece.column("entry"), strict=True):
+            proof.doubled += index in seen
+            proof.invented += value.as_py() != entries[0 if index == 0 else 2 if index == count - 1 else 1]
+            seen.add(index)
     proof.tried = count
-    proof.lost = len(told.items() - found.items())
-    proof.invented = len(found.items() - told.items())
-    proof.notes.append(f"landing {landed.bytes_written / landed.seconds / 1e6:,.0f} MB/s written")
+    proof.lost = len(set(range(count)) - seen)
+    proof.invented += len(seen - set(range(count)))
+    peak = max(_worker_peaks(), default=0)
+    proof.notes.append(
+        f"{planned.size >> 10:,} KiB stored, landing {whole / landed.seconds / 1e6:,.0f} MB/s of records; at its peak "
+        f"a landing worker had {peak >> 20:,} MiB"
+    )
     return proof
+
+
+def _worker_peaks() -> list[int]:
+    """The most memory that each of Spark's Python workers, which are kept for some time, ever had."""
+    daemons = [pid for pid, line in descendants(os.getpid()).items() if "pyspark.daemon" in line]
+    return [_peak(pid) for pid in daemons]
+
+
+def _peak(pid: int | str = "self") -> int:
+    """The most memory that a process ever had, in bytes; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _produce_large(url: str, compression: Compression, whole: int) -> None:
+    """One batch of about so many bytes, by a process of its own: digests of its entries and peak memory to stdout."""
+    digests = []
+    with Producer(
+        open_store(url), compression=compression, flush_size_bytes=2 * whole, flush_interval=3600
+    ) as producer:
+        for _ in range(whole // (_LARGE_ENTRY + 4)):
+            entry = os.urandom(_LARGE_ENTRY)
+            digests.append(hashlib.sha256(entry).hexdigest())
+            producer.produce([entry])
+    print(json.dumps({"digests": digests, "peak": _peak()}))
 
 
 def _produce(url: str, ledger: Path, calls: int) -> None:
@@ -208,11 +297,13 @@ def _produce(url: str, ledger: Path, calls: int) -> None:
                 texts = [f"{ledger.name} {number * _CALL_ENTRIES + one}" for one in range(_CALL_ENTRIES)]
                 open_calls.append((producer.produce([text.encode() for text in texts], b"load"), texts))
                 write_down(_OPEN_CALLS)
-                time.sleep(0.002)
         write_down(0)
     counted = {name: metrics.counter(f"buffer.manifest_{name}{{role=producer}}") for name in ("writes", "conflicts")}
     print(json.dumps({"started": started, "ended": time.time(), **counted}))
 
 
 if __name__ == "__main__":
-    _produce(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[2] in ("none", "zstd"):
+        _produce_large(sys.argv[1], "zstd" if sys.argv[2] == "zstd" else "none", int(sys.argv[3]))
+    else:
+        _produce(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

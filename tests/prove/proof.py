@@ -6,17 +6,21 @@ functions with `SMALL`, `make prove` with `FULL`: what differs is how often some
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
 SEED = 20_260_101
+
+HEADING = f"{'what was tried':<58} {'how often':>22} {'lost':>6} {'doubled':>8} {'wrong':>6} {'seconds':>9}"
 
 Entry = tuple[int, int, str]
 """Sequence, index in its batch, text. Every text that is produced in a proof is produced once."""
@@ -24,10 +28,11 @@ Entry = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is tried. The same seed tries the same."""
+    """How much is tried. The same seed tries the same. `round` is the only one of the kills that is tried, if any."""
 
     name: Literal["small", "full"]
     seed: int = SEED
+    round: int | None = None
 
     def pick(self, small: T, full: T) -> T:
         """The one for this size."""
@@ -55,13 +60,23 @@ class Proof:
     invented: int = 0
     """Rows that nobody produced, or that are not where their producer was told."""
     seconds: float = 0.0
+    wanted: int = 1
+    """How often it must be tried: fewer prove less than was promised."""
+    parts: Counter[str] = field(default_factory=Counter)
+    """How often each kind was tried, where there are several."""
     notes: list[str] = field(default_factory=list)
     """Numbers that belong beside the table: throughput, ratios, what was hit how often."""
 
     @property
     def holds(self) -> bool:
-        """Something was tried, and nothing went wrong."""
-        return self.tried > 0 and self.lost == self.doubled == self.invented == 0
+        """Enough was tried, and nothing went wrong."""
+        return self.tried >= self.wanted and self.lost == self.doubled == self.invented == 0
+
+    @property
+    def line(self) -> str:
+        """As it is printed, under `HEADING`."""
+        tried = f"{self.tried:,} {self.unit}"
+        return f"{self.what:<58} {tried:>22} {self.lost:>6} {self.doubled:>8} {self.invented:>6} {self.seconds:>9.1f}"
 
     def compare(self, told: Iterable[Entry], sent: Collection[str], landed: Iterable[Entry]) -> None:
         """Count what is wrong with the rows of a table, given what producers were told is durable and what they sent.
@@ -83,6 +98,19 @@ class Proof:
 
 def _extra(counted: Counter[T]) -> int:
     return counted.total() - len(counted)
+
+
+def recorded(proofs: Iterable[Proof]) -> list[Proof]:
+    """All of them; each line also goes into `proofs.txt` where the suite leaves its artefacts, if it does."""
+    found = []
+    place = os.environ.get("OBJBUF_TEST_ARTEFACTS")
+    for proof in proofs:
+        found.append(proof)
+        if place:
+            Path(place).mkdir(parents=True, exist_ok=True)
+            with (Path(place) / "proofs.txt").open("a") as table:
+                table.write("".join(f"{line}\n" for line in (proof.line, *(f"    {note}" for note in proof.notes))))
+    return found
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """A whole pipeline in one process, small enough to run a thousand times: produce, take over, plan, land, ack, collect.
 
-The parts are the real ones: producer, consumer, planner, what a landing's tasks run, the commit to a Delta table,
-garbage collection. What Dagster would keep is kept here: the epoch, and which ranges have materialised. A step that
-fails may be done again, as the next tick, run or job would: it finds out itself what is left to do.
+The parts are the real ones: producer, consumer, planner, what a landing's tasks run, the commit to a Delta table, the
+ack, garbage collection. What Dagster would keep is kept here: the epoch, and which ranges have materialised. A step
+that fails may be done again, as the next tick, run or job would: it finds out itself what is left to do. Before that
+the frontier is moved, as a tick would: it may not pass what failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +18,11 @@ from objbuf_dagster.buffer import BufferPlace, Consumer, Durable, GarbageCollect
 from objbuf_dagster.buffer.retention import read_retention
 from objbuf_dagster.errors import Fenced, ObjbufError, StorageError
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.protocol import BatchDescriptor, Manifest
-from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, check_against, frontier, plan, range_of
+from objbuf_dagster.orchestration.acking import Survey, ack_surveyed
+from objbuf_dagster.protocol import Manifest
+from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, check_against, plan, range_of
 from objbuf_dagster.spark.landing import Failed, commit, shares
+from objbuf_dagster.spark.leaving_out import read_quarantine
 from objbuf_dagster.spark.worker import Task
 from objbuf_dagster.store import RetryingStore, RetryPolicy, Store
 from tests.prove.proof import Entry
@@ -63,8 +67,12 @@ class World:
         if manifest.frontier < self._frontier or manifest.next_sequence < self._next_sequence:
             found.append("the frontier or the next sequence went back")
         if manifest.frontier != self._frontier:  # else it was looked at before
-            landed = [SequenceRange.from_key(key) for key in self._table.ranges()]
-            if frontier(0, landed, set(landed)) < manifest.frontier:
+            reached = 0
+            for landed in sorted(SequenceRange.from_key(key) for key in self._table.ranges()):
+                if landed.start > reached:
+                    break
+                reached = landed.end + 1
+            if reached < manifest.frontier:
                 found.append(f"the frontier is {manifest.frontier}, and not all before it has landed")
         self._frontier, self._next_sequence = manifest.frontier, manifest.next_sequence
         if len({entry.location for entry in entries}) != len(entries):
@@ -146,6 +154,12 @@ class SmallPipeline:
                     self._end_attempt()
                     wrongs += self.world.wrongs()
                     self.heal()
+                    if isinstance(error, Fenced):
+                        self._take_back()
+                    if self._epochs:
+                        with contextlib.suppress(Fenced):
+                            self._ack()
+                    wrongs += self.world.wrongs()
                 else:
                     self._end_attempt()
                     break
@@ -168,6 +182,9 @@ class SmallPipeline:
         return [
             ("produce", lambda: self._produce("first", 3)),
             ("take over", lambda: self._take_over(1)),
+            ("plan", self._plan),
+            ("land the last range", lambda: self._land(only_last=True)),
+            ("ack", self._ack),
             *self._round(),
             ("collect", lambda: self._collect("at once", 0.0)),
             ("produce", lambda: self._produce("second", 2)),
@@ -203,6 +220,18 @@ class SmallPipeline:
         location = put_batch(self.world.buffer, batch_name(int(self.world.now * 1000)), [text.encode()])
         self.sent.add(text)
         self.told.append((append(self.world.buffer, location), 0, text))
+
+    def take_over_meanwhile(self) -> None:
+        """Another deployment wants the buffer, and does nothing with it."""
+        Consumer.open(self.world.buffer, gc_interval=None, clock=self.world.clock)
+
+    def collect_meanwhile(self) -> None:
+        """A person collects."""
+        GarbageCollector(self.world.buffer, clock=self.world.clock).collect_once()
+
+    def _take_back(self) -> None:
+        """As a person does who resets the sensor's cursor; the deployment still knows what materialised."""
+        self._epochs.append(Consumer.open(self._buffer, gc_interval=None, clock=self.world.clock).epoch)
 
     def _round(self) -> Sequence[Step]:
         return [("plan", self._plan), ("land", self._land), ("ack", self._ack)]
@@ -269,14 +298,18 @@ class SmallPipeline:
         ledger = RangeLedger(self._buffer)
         plan(BufferPlace(self._buffer).manifests(), ledger, _LIMITS, manifest=manifest, clock=self.world.clock)
 
-    def _land(self) -> None:
+    def _land(self, *, only_last: bool = False) -> None:
         place = BufferPlace(self._buffer)
-        for planned in RangeLedger(self._buffer).list(self._owner().read().frontier):
+        for planned in RangeLedger(self._buffer).list(self._owner().read().frontier)[-1 if only_last else 0 :]:
             if range_of(planned) in self._materialised:
                 continue
+            (left_out,) = read_quarantine(place, [planned])
+            if isinstance(left_out, ObjbufError):
+                raise left_out
+            without = {one.sequence for one in left_out.batches}
             task = Task(place.fetcher(), place.manifest_path, self.table.store, job="0" * 32)
-            reports = [task.do(share) for share in shares(planned, cores=2)]
-            outcome = commit(planned, reports, self.table, time.perf_counter(), None, verify=True)
+            reports = [task.do(share) for share in shares(planned, 2, without)]
+            outcome = commit(planned, reports, self.table, time.perf_counter(), None, verify=True, left_out=left_out)
             if isinstance(outcome, Failed):
                 raise outcome.error
             self._materialised.add(range_of(planned))
@@ -284,14 +317,14 @@ class SmallPipeline:
     def _ack(self) -> None:
         ledger = RangeLedger(self._buffer)
 
-        def decide(manifest: Manifest) -> BatchDescriptor | None:
-            planned = ledger.list(manifest.frontier)
+        def look(manifest: Manifest) -> Survey:
+            planned = tuple(ledger.list(manifest.frontier))
             for one in planned:
                 check_against(manifest, one)
-            reached = frontier(manifest.frontier, map(range_of, planned), self._materialised)
-            return next((one.batches[-1].descriptor for one in planned if one.end == reached - 1), None)
+            done = frozenset(self._materialised.intersection(map(range_of, planned)))
+            return Survey(manifest.frontier, manifest.next_sequence, planned, done)
 
-        self._owner().ack_as(decide)
+        ack_surveyed(self._owner(), look)
 
     def _collect(self, name: str, after: float) -> None:
         """So much later, beside a batch that its producer never appended."""

@@ -3,8 +3,8 @@
 A run without faults counts the calls. Then there is a run for each of them, each way in which it can go wrong, and each
 policy of retries: the error that comes out, if any, must be ours; at once, and after every further step, the frontier
 may have passed only what landed, and nothing that is named may be deleted; and in the end the table must have what the
-producers were told. Writes and deletes also arrive late: after their client gave up or repeated them, before and after
-the recovery from that.
+producers were told. A sensor's tick and a hook are tried in the same way (ticks.py). Writes and deletes also arrive
+late: after their client gave up or repeated them, before and after the recovery from that.
 """
 
 from __future__ import annotations
@@ -18,38 +18,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from objbuf_dagster.errors import ObjbufError
 from objbuf_dagster.lake import LakeTable
-from objbuf_dagster.store import RetryPolicy
-from tests.prove import lake_requests
+from tests.prove import lake_requests, ticks
+from tests.prove.points import POLICIES, Point, ways
 from tests.prove.proof import Proof, Size, timed
 from tests.prove.small_pipeline import SmallPipeline, World
-from tests.support.faults import AT_ONCE, Call, Delay, Fault
+from tests.support.faults import AT_ONCE, Call, Fault
 
-Kind = Literal["fail", "lost", "twice", "unavailable", "late"]
-"""As in `faults.Fault`; `late`: another producer appends before the call is done."""
-
-KINDS: tuple[Kind, ...] = get_args(Kind)
 LATENESS = (0, 1, 4)
 """How many more attempts at steps end before a write arrives whose client gave up: none, so before the recovery; that
 of the recovery; several, among them other owners' and producers'."""
 
-POLICIES = {"repeated": AT_ONCE, "not repeated": RetryPolicy(attempts=1)}
-
 _TOLD = 5
 _FEW_LATE = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The call that goes wrong, from 1, how, and whether the store's client repeats it; how late an overdue one is."""
-
-    call: int
-    kind: Kind | Literal["overdue"]
-    policy: str
-    lateness: int = 0
 
 
 class Strike:
@@ -64,11 +47,17 @@ class Strike:
         self.calls.append(call)
         if self.point is None or len(self.calls) != self.point.call:
             return None
-        if self.point.kind != "late":
-            return self.point.kind
-        if self.pipeline is not None:
+        if self.pipeline is None:
+            return None
+        if self.point.kind == "overtaken":
             self.pipeline.append_meanwhile()
-        return Delay(0)
+        elif self.point.kind == "taken over":
+            self.pipeline.take_over_meanwhile()
+        elif self.point.kind == "collected":
+            self.pipeline.collect_meanwhile()
+        else:
+            return self.point.kind
+        return None
 
     @property
     def hit(self) -> Call | None:
@@ -110,17 +99,8 @@ def calls() -> tuple[Call, ...]:
 
 
 def points(size: Size) -> list[Point]:
-    """All there are; small, every write whose answer is lost for good, and as many of the others.
-
-    What no client would repeat is tried with one policy only.
-    """
-    every = [
-        Point(number, kind, policy)
-        for number in range(1, len(calls()) + 1)
-        for kind in KINDS
-        for policy in POLICIES
-        if policy == "repeated" or kind not in ("unavailable", "late")
-    ]
+    """All there are; small, every write whose answer is lost for good, and as many of the others."""
+    every = [Point(number, *way) for number, call in enumerate(calls(), 1) for way in ways(call)]
     writes = {number for number, call in enumerate(calls(), 1) if call.method in ("put", "delete")}
     sure = [point for point in every if (point.kind, point.policy) == ("lost", "not repeated") and point.call in writes]
     others = [point for point in every if point not in sure]
@@ -137,7 +117,9 @@ def late_points(size: Size) -> list[Point]:
 
 
 def prove(size: Size) -> Iterator[Proof]:
-    yield _try_all(Proof("a store call goes wrong (produce, plan, land, ack, gc)", "points"), points(size))
+    proof = _try_all(Proof("a store call goes wrong (produce, plan, land, ack, gc)", "points"), points(size))
+    ticks.try_all(proof, size)
+    yield proof
     yield from lake_requests.prove(size)
     yield _try_all(Proof("a write arrives after its client gave up or repeated it", "points"), late_points(size))
 

@@ -6,12 +6,13 @@ import pytest
 
 from objbuf_dagster.store import MemoryStore
 from tests.prove.clocks import CLOCKS, STEPS, live_through, prove
-from tests.prove.proof import SMALL, Proof
+from tests.prove.proof import SMALL, Proof, recorded
+from tests.support.clocked import ClockedStore
 
 
 @pytest.fixture(scope="module")
 def proofs() -> list[Proof]:
-    return list(prove(SMALL))
+    return recorded(prove(SMALL))
 
 
 def test_no_entry_is_lost_to_garbage_collection_when_clocks_jump(proofs: list[Proof]) -> None:
@@ -32,6 +33,7 @@ def test_every_clock_jumps_at_every_step_and_there_is_garbage() -> None:
     assert all(tally[step, clock] for step in STEPS for clock in CLOCKS)
     assert tally["produced", "durable"] > 60
     assert tally["collected", "batches"] > 10
+    assert tally["collected", "with one clock"] > 5
     assert tally["collected", "ranges"] > 10
 
 
@@ -39,6 +41,15 @@ def test_without_the_store_s_clock_entries_would_be_lost() -> None:
     """So these interleavings do hit the moment between upload and append. Only a store in memory tells no time."""
     proof = Proof("", "")
 
-    live_through(proof, 60, SMALL, lambda clock: MemoryStore())
+    live_through(proof, 200, SMALL, bucket=lambda clock: MemoryStore())
 
     assert proof.lost > 0
+
+
+def test_without_what_earlier_passes_saw_batches_in_a_directory_would_be_lost() -> None:
+    """Its clock is its machine's: here one that is taken for a clock of its own."""
+    proof = Proof("", "")
+
+    live_through(proof, 200, SMALL, directory=ClockedStore)
+
+    assert any("which is deleted" in note for note in proof.notes)

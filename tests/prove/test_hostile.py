@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -19,11 +20,13 @@ from objbuf_dagster.ranges import Limits, RangeLedger, plan
 from objbuf_dagster.ranges.planner import check_against
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
 from tests.orchestration.deployments import deployment, failure_of
+from tests.orchestration.sensing import key
 from tests.prove.hostile import SHARES, prove, some, try_some
+from tests.prove.hostile_documents import cursors, retentions, sightings
 from tests.prove.hostile_inputs import ODD_TEXTS, TARGETS, input_of
-from tests.prove.hostile_uses import check_message
-from tests.prove.proof import SEED, SMALL
-from tests.support.buffers import append, manifests, put_batch
+from tests.prove.hostile_uses import USES, check_message
+from tests.prove.proof import SEED, SMALL, recorded
+from tests.support.buffers import append, fill, manifests, put_batch
 from tests.support.counting import CountingStore
 
 LOCATIONS = [text for text in ODD_TEXTS if len(text.encode()) <= 65_535]
@@ -33,7 +36,7 @@ _OLD = "00000000Z80000000000000000.batch"  # the same in every process that coll
 
 @pytest.mark.timeout(900)  # other tests may have the machine
 def test_hostile_input_ends_in_our_own_errors_soon_and_in_little_memory() -> None:
-    proofs = list(prove(SMALL))
+    proofs = recorded(prove(SMALL))
 
     assert [proof.notes for proof in proofs if not proof.holds] == []
     assert sum(proof.tried for proof in proofs if proof.unit == "inputs") == 30_000
@@ -55,6 +58,19 @@ def test_every_target_takes_some_inputs_and_refuses_others() -> None:
 
         assert tried.findings == []
         assert 0 < tried.accepted < tried.inputs
+
+
+@pytest.mark.parametrize(
+    ("target", "documents", "others"),
+    [
+        ("sensor cursor", cursors, 1),  # that of another buffer
+        ("retention object", retentions, 0),
+        ("note of garbage", sightings, 0),
+    ],
+)
+def test_what_inputs_are_made_of_is_accepted(target: str, documents: Callable[[], list[bytes]], others: int) -> None:
+    """Else what stands behind the first mistake in it would never be looked at."""
+    assert [USES[target](one) for one in documents()].count(False) == others
 
 
 # Locations that climb out.
@@ -156,6 +172,33 @@ def test_a_batch_with_an_odd_location_is_materialised_and_acked_under_a_name_tha
         shown = {name: str(value.value) for name, value in record.asset_materialization.metadata.items()}
         assert "last_batch" in shown
         assert [text for text in shown.values() if not text.isprintable()] == []
+
+
+@pytest.mark.parametrize("odd", ["\x1b[2J\u202e\x9b31m", "a\nb", "000000000000-000000000001\x7f"], ids=ascii)
+def test_a_partition_key_that_is_no_range_fails_its_run_in_our_words_and_stops_nothing(
+    odd: str, tmp_path: Path
+) -> None:
+    # given: somebody added it in the UI
+    store = LocalStore(tmp_path / "buffer")
+    fill(store, 2)
+    with deployment(
+        tmp_path / "home", BufferResource(url=(tmp_path / "buffer").as_uri()), tmp_path / "lake"
+    ) as deployed:
+        deployed.settle()
+        deployed.instance.add_dynamic_partitions(str(deployed.source.partitions.name), [odd])
+        # when
+        ran = deployed.materialise(odd)
+        fill(store, 2)
+        deployed.settle()
+        # then
+        (failure,) = (event.step_failure_data.error for event in ran.all_events if event.is_step_failure)
+        assert failure is not None
+        assert failure.cause is not None
+        assert failure.cause.cls_name == "InvalidInput"
+        assert "not a range" in failure.cause.message
+        assert unprintable(failure_of(ran)) == []
+        assert deployed.partitions == [key(0, 1), odd, key(2, 3)]
+        assert deployed.frontier == 4
 
 
 # A terminal.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.prove.proof import Entry, Proof
+from tests.prove.proof import HEADING, Entry, Proof, recorded
 
 TOLD: list[Entry] = [(0, 0, "a"), (0, 1, "b"), (1, 0, "c")]
 SENT = {"a", "b", "c", "unsure"}
@@ -38,3 +40,25 @@ def test_what_is_wrong_with_a_table_is_counted(landed: list[Entry], lost: int, d
 
 def test_a_proof_that_tried_nothing_does_not_hold() -> None:
     assert not Proof("nothing", "tries").holds
+
+
+def test_a_proof_that_tried_less_than_it_should_does_not_hold() -> None:
+    assert not Proof("kills", "kills", tried=199, wanted=200).holds
+    assert Proof("kills", "kills", tried=200, wanted=200).holds
+
+
+def test_the_lines_of_proofs_are_left_where_the_suite_s_artefacts_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OBJBUF_TEST_ARTEFACTS", str(tmp_path / "artefacts"))
+    proofs = [Proof("kills", "kills", tried=13, notes=["a note"]), Proof("points", "points", tried=1_138, lost=2)]
+
+    assert recorded(proofs) == proofs
+
+    first, note, second = (tmp_path / "artefacts" / "proofs.txt").read_text().splitlines()
+    assert (first.split(), note, second.split()) == (
+        ["kills", "13", "kills", "0", "0", "0", "0.0"],
+        "    a note",
+        ["points", "1,138", "points", "2", "0", "0", "0.0"],
+    )
+    assert len(first) == len(second) == len(HEADING)

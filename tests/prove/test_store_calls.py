@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from objbuf_dagster.orchestration import acking
+from objbuf_dagster.ranges import SequenceRange
+from tests.prove import ticks
 from tests.prove.lake_requests import FEW
-from tests.prove.proof import FULL, SMALL, Proof
-from tests.prove.store_calls import LATENESS, POLICIES, Point, calls, late_points, points, prove, run
+from tests.prove.points import KINDS, POLICIES, Point, ways
+from tests.prove.proof import FULL, SMALL, Proof, recorded
+from tests.prove.store_calls import LATENESS, calls, late_points, points, prove, run
 
 
 @pytest.fixture(scope="module")
 def proofs() -> list[Proof]:
-    return list(prove(SMALL))
+    return recorded(prove(SMALL))
 
 
 def test_nothing_is_lost_or_doubled_whichever_store_call_goes_wrong(proofs: list[Proof]) -> None:
     proof = proofs[0]
     assert proof.holds, proof
-    assert proof.tried == len(points(SMALL)) > 60
+    assert proof.tried == len(points(SMALL)) + len(ticks.points(SMALL)) > 60
 
 
 def test_nothing_is_lost_or_doubled_whichever_request_to_the_table_goes_wrong(proofs: list[Proof]) -> None:
@@ -28,9 +33,47 @@ def test_nothing_is_lost_or_doubled_whichever_request_to_the_table_goes_wrong(pr
     assert proof.tried == FEW
 
 
-def test_at_full_size_every_call_goes_wrong_in_every_way() -> None:
+def test_at_full_size_every_call_goes_wrong_in_every_way_that_makes_a_difference() -> None:
     every = points(FULL)
-    assert len(every) == len(set(every)) == len(calls()) * 8 > 1_000
+    assert len(every) == len(set(every)) == sum(len(ways(call)) for call in calls()) > 1_000
+    tried = {(calls()[point.call - 1].method, point.kind) for point in every}
+    assert {kind for method, kind in tried if method == "put"} == set(KINDS)
+    assert not {("get", "twice"), ("get", "lost"), ("head", "twice"), ("list", "twice")} & tried
+
+
+def test_every_call_of_a_tick_and_of_a_hook_is_a_point() -> None:
+    every = ticks.points(FULL)
+    for act in ticks.ACTS:
+        assert {point.call for what, point in every if what == act} == {call.number for call in ticks.calls(act)}
+    assert len(every) == len(set(every)) > 100
+
+
+def all_that_is_planned(current: int, ranges: Iterable[SequenceRange], done: object) -> int:
+    """A frontier that asks nobody what has materialised."""
+    return max([current, *(one.end + 1 for one in ranges)])
+
+
+def test_an_ack_that_runs_ahead_of_what_landed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acking, "frontier", all_that_is_planned)
+
+    wrongs = run(None, tmp_path / "lake").wrongs
+
+    assert any("not all before it has landed" in wrong for wrong in wrongs)
+
+
+@pytest.mark.parametrize("act", ticks.ACTS)
+def test_an_ack_that_runs_ahead_is_seen_in_a_tick(act: ticks.Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acking, "frontier", all_that_is_planned)
+
+    assert any("only 0 to 1 has materialised" in wrong for wrong in ticks.run(act, Point(99, "fail", "repeated")))
+
+
+def test_the_regulator_learns_in_a_tick_that_goes_wrong() -> None:
+    """Else it would be one with fixed limits under another name."""
+    with ticks.staged("regulated tick", "repeated") as (sensor, _, _):
+        sensor.tick()
+        assert sensor.state.regulation.state.counted == (0,)
+    assert ticks.run("regulated tick", Point(99, "fail", "repeated")) == ["it did not come to that call"]
 
 
 def test_a_pipeline_in_which_nothing_goes_wrong_tells_all_and_lands_all(tmp_path: Path) -> None:
