@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import pyarrow as pa
 import zstandard
@@ -19,6 +21,9 @@ _VOCABULARY = (
     "segment server session shard snapshot stream timeout token topic upstream user version write"
 )
 _WORDS = _VOCABULARY.split()
+
+Kind = Literal["uniform", "mixed", "random"]
+_LENGTHS: dict[Kind, str] = {"uniform": "", "mixed": " of mixed lengths", "random": " with random payloads"}
 
 
 def main(quick: bool) -> bool:
@@ -75,15 +80,18 @@ def sample(rng: random.Random) -> bytes:
 
 def _manifest(bench: Bench) -> bool:
     count = 20_000 if bench.quick else 100_000
-    data = _entries(count, uniform=True)
-    mixed = _entries(count, uniform=False)
+    kinds = {kind: _entries(count, kind) for kind in _LENGTHS}
+    data = kinds["uniform"]
     bench.heading(f"a manifest of {count:,} entries, {len(data) / 2**20:.1f} MiB")
-    everything = {"decoding all": lambda: list(Manifest.from_bytes(data).entries())}
     copy = {"a copy": lambda: _copied(data)}
     slow = Bench(bench.quick, rounds=5)  # the other side decodes everything, each round
 
-    def last_ten() -> None:
-        assert len(list(Manifest.from_bytes(data).entries(after=count - 11))) == 10
+    def last_ten(kind: Kind) -> bool:
+        entries = partial(Manifest.entries, after=count - 11)
+        assert len(list(entries(Manifest.from_bytes(kinds[kind])))) == 10
+        everything = {"decoding all": lambda: list(Manifest.from_bytes(kinds[kind]).entries())}
+        name = f"the last 10 entries{_LENGTHS[kind]}"
+        return slow.promise(name, lambda: list(entries(Manifest.from_bytes(kinds[kind]))), everything, 1 / 20)
 
     def append() -> bytes:
         manifest = Manifest.from_bytes(data)
@@ -103,32 +111,32 @@ def _manifest(bench: Bench) -> bool:
 
         return run
 
-    kept = [
-        slow.promise("the last 10 entries", last_ten, everything, 1 / 20),
-        bench.promise("append", append, copy, 3),
-        bench.promise("take_epoch", take_epoch, copy, 3),
-    ]
-    numbers = (100, count // 2, count - 100)
-    kept += [bench.promise(f"dequeue {number:,}", dequeue(data, number), copy, 3) for number in numbers]
-    mixed_copy = {"a copy": lambda: _copied(mixed)}
-    kept += [
-        bench.promise(f"dequeue {number:,} of entries of mixed lengths", dequeue(mixed, number), mixed_copy, 3)
-        for number in numbers
-    ]
+    kept = [last_ten(kind) for kind in kinds]
+    kept += [bench.promise("append", append, copy, 3), bench.promise("take_epoch", take_epoch, copy, 3)]
+    for kind, bytes_of_kind in kinds.items():
+        against = {"a copy": partial(_copied, bytes_of_kind)}
+        for number in (100, 2 * count // 5 - 1, count // 2, count - 100, count):
+            name = f"dequeue {'all' if number == count else format(number, ',')}{_LENGTHS[kind]}"
+            if (kind, number) == ("random", count - 100):  # every byte is frequent there, so all entries are swept
+                bench.look(name, dequeue(bytes_of_kind, number), against, 3)
+            else:
+                kept.append(bench.promise(name, dequeue(bytes_of_kind, number), against, 3))
     return all(kept)
 
 
-def _entries(count: int, *, uniform: bool) -> bytes:
+def _entries(count: int, kind: Kind) -> bytes:
+    """Payloads of 20 to 60 bytes, if they are random, as of a compressed envelope; otherwise that of OpenTelemetry."""
     rng = random.Random(21)
     manifest = Manifest.empty()
     for sequence in range(count):
         name = f"{rng.getrandbits(130):026x}"[:26].upper()
-        times = 1 if uniform else rng.randint(1, 3)
+        times = rng.randint(1, 3) if kind == "mixed" else 1
+        payload = rng.randbytes(rng.randint(20, 60)) if kind == "random" else b"\1\2\1\0"
         manifest.append(
-            f"ingest/{name}.batch", [Metadata(10 * i, 1_712_345_678_000 + sequence, b"\1\2\1\0") for i in range(times)]
+            f"ingest/{name}.batch", [Metadata(10 * i, 1_712_345_678_000 + sequence, payload) for i in range(times)]
         )
     data = manifest.to_bytes()
-    assert (len({length for (length,) in _lengths(data, count)}) == 1) is uniform
+    assert (len({length for (length,) in _lengths(data, count)}) == 1) is (kind == "uniform")
     return data
 
 

@@ -40,21 +40,29 @@ class Bench:
                 return True
         return False
 
-    def promise_all(self, runs: Mapping[str, Run], promises: Iterable[tuple[str, str, float]]) -> bool:
+    def look(self, name: str, run: Run, against: Mapping[str, Run], wanted: float) -> None:
+        """Print the same of what is not promised, beside what would be good."""
+        ratio, details = self._compare(name, run, against)
+        print(f"  {name:<46} {_times(ratio):>8} and {_times(wanted)} wanted  measured {details}", flush=True)
+
+    def promise_all(
+        self, runs: Mapping[str, Run], promises: Iterable[tuple[str, str, float]], before: Run | None = None
+    ) -> bool:
         """The same for many runs that take long: all are measured together, and again only if a promise is missed.
 
-        Each promise is `(name, against, most)`: the first takes at most so many times the time of the second.
+        Each promise is `(name, against, most)`: the first takes at most so many times the time of the second. `before`
+        is as for `best_of`.
         """
         best: dict[str, float] = {}
         for attempt in range(1, _ATTEMPTS + 1):
-            for name, seconds in best_of(runs, self.rounds).items():
+            for name, seconds in best_of(runs, self.rounds, before).items():
                 best[name] = min(seconds, best.get(name, seconds))
             kept = all(best[name] <= most * self._slack * best[other] for name, other, most in promises)
             if kept or attempt == _ATTEMPTS or self.quick:
                 break
             print("  a ratio is missed: measuring again", flush=True)
         for name, seconds in best.items():
-            print(f"  {name:<46} {seconds:>8.2f} s")
+            print(f"  {name:<46} {seconds:>8.2f} s, best of {attempt * self.rounds}")
         for name, other, most in promises:
             ratio, bound = best[name] / best[other], most * self._slack
             verdict = "OK" if ratio <= bound else "MISSED"
@@ -72,14 +80,19 @@ class Bench:
         return best[name] / best[fastest], f"[{_milliseconds(best[name])} against {others}]"
 
 
-def best_of(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
-    """The least seconds that each run took; they take turns, after one round that does not count."""
+def best_of(runs: Mapping[str, Run], rounds: int, before: Run | None = None) -> dict[str, float]:
+    """The least seconds that each run took; they take turns, after one round that does not count.
+
+    before: done before each run, and not measured.
+    """
     best = dict.fromkeys(runs, float("inf"))
     collecting = gc.isenabled()
     gc.disable()
     try:
         for counted in range(-1, rounds):
             for name, run in runs.items():
+                if before is not None:
+                    before()
                 gc.collect()
                 started = time.perf_counter()
                 result = run()

@@ -1,8 +1,10 @@
-"""The sensor and the runs: what a tick costs as Dagster's knowledge grows, and where the time of a range goes."""
+"""The sensor and the runs: what a tick costs as Dagster's knowledge grows, where the time of a range goes,
+and what a range costs for itself and for its bytes."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -12,15 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.events import DagsterEventType
 from dagster._core.instance.ref import InstanceRef
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from bench.harness import Bench, best_of
+from dev.demo import request
 from objbuf_dagster.buffer import Consumer, ManifestStore, Producer
+from objbuf_dagster.decode import Envelope, Signal
 from objbuf_dagster.orchestration import (
     BufferResource,
     BufferSource,
@@ -33,9 +37,10 @@ from objbuf_dagster.orchestration import (
 )
 from objbuf_dagster.orchestration.cursor import Cursor
 from objbuf_dagster.orchestration.materialised import LAST_BATCH, last_batch
+from objbuf_dagster.orchestration.regulation import Memory
 from objbuf_dagster.protocol import Manifest, RangeObject
 from objbuf_dagster.protocol.range_object import range_path
-from objbuf_dagster.ranges import Limits, RangeLedger, SequenceRange, plan, range_of
+from objbuf_dagster.ranges import Gate, Limits, RangeLedger, Regulator, SequenceRange, plan, range_of
 from objbuf_dagster.store import LocalStore
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +48,11 @@ _KNOWN = (100, 5_000, 20_000)
 _IN_FLIGHT = 3
 _LIMITS = Limits(max_batches=1, max_wait=0)
 _SENSOR = "buffer_sensor"
+_REGULATOR = Regulator.of("balanced", slowdown=0.0)
+"""That starts a run for what waits, whatever runs beside it."""
+
+_GATE = Gate(pause_above=1.0, resume_below=0.99)
+"""That is open on any machine."""
 
 
 def main(quick: bool) -> bool:
@@ -52,21 +62,24 @@ def main(quick: bool) -> bool:
         _stages(quick, folder)
         if not quick:  # four Sparks at a time take minutes on a small machine
             _parallel(folder)
+            _one_or_many(folder)
         return kept
     finally:
         shutil.rmtree(folder)
 
 
 def _ticks(quick: bool, folder: Path) -> bool:
-    """A tick that plans one range while others run, and one with nothing to do."""
+    """A tick that learns from ranges that landed and plans one while others run, and one with nothing to do."""
     bench = Bench(quick, rounds=5 if quick else 20)
     known = (100, 2_000) if quick else _KNOWN
     bench.heading(f"a tick, with {', '.join(map(str, known))} ranges known to Dagster")
     with contextlib.ExitStack() as stack:
         homes = {number: stack.enter_context(_home(folder / str(number), number)) for number in known}
         names = {number: f"{number:,} ranges known" for number in known}
+        logging.disable(logging.INFO)  # each tick's sentence
         busy = best_of({names[number]: home.busy for number, home in homes.items()}, bench.rounds)
         idle = best_of({names[number]: home.idle for number, home in homes.items()}, bench.rounds)
+        logging.disable(logging.NOTSET)
     first, last = names[known[0]], names[known[-1]]
     kept = True
     for what, times in (("plans a range while three run", busy), ("has nothing to do", idle)):
@@ -140,7 +153,7 @@ def _home(folder: Path, known: int) -> Iterator[_Home]:
         source,
         [entries],
         {"buffer": buffer, "lake": LakeResource(url=str(folder / "lake"))},
-        SensorSettings(limits=_LIMITS, max_in_flight=_IN_FLIGHT + 1),
+        SensorSettings(regulator=_REGULATOR, gate=_GATE, max_in_flight=_IN_FLIGHT + 1),
     )
     shutil.copytree(folder / "buffer", folder / "idle")
     idle = BufferResource(url=(folder / "idle").as_uri())
@@ -155,7 +168,15 @@ def _home(folder: Path, known: int) -> Iterator[_Home]:
             defs,
             buffer,
             idle,
-            Cursor(buffer.identity(), consumer.epoch, total, range_of(planned[-1]), range_of(planned[known])),
+            Cursor(
+                buffer.identity(),
+                consumer.epoch,
+                total,
+                range_of(planned[-1]),
+                range_of(planned[known]),
+                # three of them landed since the last look, and the last one was cut long ago: the next one is due
+                regulation=replace(Memory().with_planned(planned[known - 3 :]), cut_ms=0),
+            ),
             Cursor(idle.identity(), consumer.epoch, total, SequenceRange(total - 1, total - 1), None),
             folder / "buffer" / "ingest" / "ranges" / f"{known + _IN_FLIGHT:020d}",
         )
@@ -240,36 +261,48 @@ def _stages(quick: bool, folder: Path) -> None:
     with _daemon(folder / "stages", runs=1) as (instance, store):
         for number in range(repeats + 1):
             produced = time.time()
-            with Producer(store, compression="zstd") as producer:
-                producer.produce([b"x" * 200] * 10_000, b"meta")
+            _send(store, number)
             _until(lambda: ManifestStore(store).read().entry_count == 0, 600)
             if number:  # the first one also pays for a cold start
                 _print_stages(instance, produced)
 
 
+def _send(store: LocalStore, number: int, requests: int = 100) -> None:
+    """A batch of requests of 100 log records each, as the OpenTelemetry Collector's exporter writes it."""
+    with Producer(store, compression="zstd") as producer:
+        first = number * requests
+        records = (range((first + one) * 100, (first + one + 1) * 100) for one in range(requests))
+        producer.produce([request(some, "bench", 0, time.time()) for some in records], Envelope(Signal.LOGS).to_bytes())
+
+
 def _print_stages(instance: dg.DagsterInstance, produced: float) -> None:
     (record,) = instance.get_run_records(limit=1)
     run = record.dagster_run
-    _until(lambda: any(_kind(entry) == "HOOK_COMPLETED" for entry in instance.all_logs(run.run_id)), 120)
-    at = {_kind(entry): entry.timestamp for entry in reversed(instance.all_logs(run.run_id))}
-    spark = [
-        entry.timestamp for entry in instance.all_logs(run.run_id) if "Spark is ready" in (entry.user_message or "")
-    ]
+    _until(lambda: instance.get_runs_count(dg.RunsFilter([run.run_id], statuses=NOT_FINISHED_STATUSES)) == 0, 120)
+    logs = instance.all_logs(run.run_id)
+    at = {_what(entry): entry.timestamp for entry in reversed(logs)}  # the first of each
+    spark = next(entry.timestamp for entry in logs if "Spark is ready" in (entry.user_message or ""))
+    created = record.create_timestamp.timestamp()
+    entries, decoded = at["entries", "ASSET_MATERIALIZATION"], at["otel_logs", "ASSET_MATERIALIZATION"]
     steps = [
-        ("until the sensor planned it", produced, record.create_timestamp.timestamp()),
-        ("until the queue let it go", record.create_timestamp.timestamp(), at["PIPELINE_STARTING"]),
-        ("until its process ran", at["PIPELINE_STARTING"], at["STEP_START"]),
-        ("until Spark was ready", at["STEP_START"], spark[0]),
-        ("landing, checks, commit", spark[0], at["ASSET_MATERIALIZATION"]),
-        ("until it was acked", at["ASSET_MATERIALIZATION"], at["HOOK_COMPLETED"]),
+        ("until the sensor planned it", produced, created),
+        ("until the queue let it go", created, at["", "PIPELINE_STARTING"]),
+        ("until its process ran", at["", "PIPELINE_STARTING"], at["entries", "STEP_START"]),
+        ("until Spark was ready", at["entries", "STEP_START"], spark),
+        ("landing, checks, commit of entries", spark, entries),
+        ("decoding, checks, commit of otel_logs", entries, decoded),
+        ("until it was acked", decoded, at["otel_logs", "HOOK_COMPLETED"]),
+        ("service_latest, and until the process ended", at["otel_logs", "HOOK_COMPLETED"], at["", "PIPELINE_SUCCESS"]),
     ]
     for name, start, end in steps:
         print(f"  {name:<46} {end - start:>8.2f}")
-    print(f"  {'in all, from produce to materialised':<46} {at['ASSET_MATERIALIZATION'] - produced:>8.2f}", flush=True)
+    print(f"  {'in all, from produce to entries materialised':<46} {entries - produced:>8.2f}")
+    print(f"  {'in all, from produce to ack':<46} {at['otel_logs', 'HOOK_COMPLETED'] - produced:>8.2f}", flush=True)
 
 
-def _kind(entry: dg.EventLogEntry) -> str:
-    return str(entry.dagster_event.event_type_value) if entry.dagster_event else ""
+def _what(entry: dg.EventLogEntry) -> tuple[str, str]:
+    event = entry.dagster_event
+    return (event.step_key or "", str(event.event_type_value)) if event else ("", "")
 
 
 def _parallel(folder: Path) -> None:
@@ -277,20 +310,48 @@ def _parallel(folder: Path) -> None:
     ranges = 12
     bench.heading(f"{ranges} ranges with 4 runs in parallel, on {os.cpu_count()} cores")
     with _daemon(folder / "parallel", runs=4) as (instance, store):
-        for _ in range(ranges):
-            with Producer(store, compression="zstd") as producer:
-                producer.produce([b"x" * 200] * 10_000, b"meta")
+        for number in range(ranges):
+            _send(store, number)
         _until(lambda: ManifestStore(store).read().entry_count == 0, 600)
+        _until(lambda: not instance.get_runs_count(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES)), 120)
         records = instance.get_run_records(dg.RunsFilter(job_name="land_buffer"))
         first = min(record.create_timestamp.timestamp() for record in records)
-        landed = instance.get_event_records(dg.EventRecordsFilter(DagsterEventType.ASSET_MATERIALIZATION))
-        last = max(record.timestamp for record in landed)
+        last = max(record.end_time or 0.0 for record in records)
         print(f"  {ranges / (last - first) * 60:>8.1f} ranges per minute, {last - first:.1f} s in all", flush=True)
 
 
+def _one_or_many(folder: Path, parts: int = 8, requests: int = 2_000) -> None:
+    """The same bytes as one range and as several, one run at a time: is growing or shrinking right when behind?
+
+    A range costs a fixed time and time for each byte, which is what the regulator learns, too.
+    """
+    Bench(quick=False, rounds=1).heading(f"the same {parts} batches as one range and as {parts}, a run at a time")
+    seconds: dict[int, list[float]] = {}
+    size = 0
+    for per_range in (parts, 1):
+        with _daemon(folder / f"parts-{per_range}", runs=1, batches=per_range) as (instance, store):
+            for number in range(per_range):  # a range that pays for a cold start
+                _send(store, number, requests=1)
+            _until(lambda store=store: ManifestStore(store).read().frontier > 0, 600)  # type: ignore[misc]
+            for number in range(parts):
+                _send(store, number, requests)
+            size = sum(store.head(entry.location).size for entry in ManifestStore(store).read().entries())
+            _until(lambda store=store: ManifestStore(store).read().entry_count == 0, 1800)  # type: ignore[misc]
+            _until(lambda: not instance.get_runs_count(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES)), 120)
+            records = instance.get_run_records(dg.RunsFilter(job_name="land_buffer"), ascending=True)[1:]
+            seconds[per_range] = [(record.end_time or 0.0) - (record.start_time or 0.0) for record in records]
+            assert len(records) == parts // per_range, "ranges were cut elsewhere"
+    (one,), many = seconds[parts], seconds[1]
+    per_byte = (one - sum(many) / parts) / (size - size / parts)
+    print(f"  {size / 1e6:.1f} MB: one range takes {one:.1f} s, {parts} ranges {sum(many):.1f} s in all")
+    print(f"  {parts} ranges take {sum(many) / one:.2f} times as long as one")
+    fixed = one - per_byte * size
+    print(f"  a range costs {fixed:.1f} s and {per_byte * 1e6:.3f} s for each MB", flush=True)
+
+
 @contextlib.contextmanager
-def _daemon(folder: Path, runs: int) -> Iterator[tuple[dg.DagsterInstance, LocalStore]]:
-    """The daemon of this repo's pipeline, in processes of its own, with one range per batch and no waiting."""
+def _daemon(folder: Path, runs: int, batches: int = 1) -> Iterator[tuple[dg.DagsterInstance, LocalStore]]:
+    """The daemon of this repo's pipeline, in processes of its own, with so many batches in every range."""
     home = folder / "home"
     home.mkdir(parents=True)
     settings = (ROOT / "dev" / "dagster.yaml").read_text()
@@ -302,8 +363,8 @@ def _daemon(folder: Path, runs: int) -> Iterator[tuple[dg.DagsterInstance, Local
         "DAGSTER_HOME": str(home),
         "OBJBUF_BUFFER_URL": (folder / "buffer").as_uri(),
         "OBJBUF_LAKE_URL": (folder / "lake").as_uri(),
-        "OBJBUF_MAX_WAIT": "0",
-        "OBJBUF_MAX_BATCHES": "1",
+        "OBJBUF_MAX_WAIT": "3600",  # a range is full before
+        "OBJBUF_MAX_BATCHES": str(batches),
         "OBJBUF_MAX_IN_FLIGHT": str(runs),
     }
     command = [sys.executable, "-m", "dagster._daemon", "run", "-w", str(ROOT / "workspace.yaml")]
