@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
+from objbuf_dagster.spark.archive import IN_HASTE
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
 from tests.spark.clusters import ClassicSessions
 from tests.support.s3 import S3Location, has_real_server, moto_server, real_s3_server, s3_server
@@ -27,7 +28,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_LONGEST_FIRST = ("tests/e2e", "tests/prove", "tests/spark", "tests/orchestration")
+_LONGEST_FIRST = ("tests/e2e", "tests/prove", "tests/soak", "tests/spark", "tests/orchestration")
 _TOGETHER = "tests/e2e"
 """Share one deployment, which takes long to start."""
 
@@ -49,6 +50,7 @@ def _no_settings_from_outside() -> Iterator[None]:
             if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.upper().endswith("_PROXY"):
                 patch.delenv(name)
         patch.delenv("PYTHONUNBUFFERED", raising=False)
+        patch.setenv("SPARK_SUBMIT_OPTS", IN_HASTE)  # Spark's JVMs do little here but start
         yield
 
 

@@ -25,9 +25,9 @@ BELOW: dict[str, set[str]] = {
     "decode": {"protocol", "store", "buffer", "ranges", "lake"},
     "spark": {"protocol", "store", "buffer", "ranges", "lake", "decode"},
     "orchestration": {"protocol", "store", "buffer", "ranges", "lake", "spark", "decode"},
-    "cli": {"protocol", "store", "buffer", "ranges", "lake", "spark", "decode"},
+    "cli": {"protocol", "store", "buffer", "ranges", "lake", "spark", "decode", "orchestration"},
 }
-"""What each part may import, besides itself and `errors`."""
+"""What each part may import, besides itself and `errors`; the command is the top, and asks a deployment too."""
 
 NO_DAGSTER = {"errors", "protocol", "store", "buffer", "ranges", "lake", "spark", "decode", "cli"}
 """Executors load these, or they must start quickly."""
