@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from objbuf_dagster.buffer.metrics import DECODED_DEAD_LETTERS, DECODED_ROWS, DECODED_SKIPPED, Metrics
+from objbuf_dagster.lake.location import check_apart
 from objbuf_dagster.orchestration.preview import preview
 from objbuf_dagster.orchestration.range_asset import Outcome, RangeContext, RangeFailure, RangeResult
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange
-from objbuf_dagster.spark.decoding import DecodedRange, land_decoded
+from objbuf_dagster.spark.decoding import DecodedRange, as_range, land_decoded
 from objbuf_dagster.spark.landing import Failed
 from objbuf_dagster.spark.packing import jobs
 
@@ -45,8 +46,12 @@ def decode(
     letters_asset: stands for the dead letters: it is materialised for each range, with how many there are.
     metrics: counts rows, dead letters, and entries that were dropped; the context's unless given.
     """
+    for place in (table, dead_letters):
+        check_apart(place.store, place.name, context.place)
     counted = metrics or context.metrics
     for job in _jobs(context):
+        sizes = {as_range(one): one.size if isinstance(one, RangeObject) else 0 for one in job}
+        size = sum(sizes.values())
         for outcome in land_decoded(
             spark,
             entries,
@@ -68,7 +73,7 @@ def decode(
                     outcome.skipped,
                     decoder.name,
                 )
-            found = numbers(outcome, decoder)
+            found = numbers(outcome, decoder, sizes[outcome.range] / size if size else 1 / len(job))
             if not context.dry_run:
                 counted.count(DECODED_ROWS, outcome.rows)
                 counted.count(DECODED_DEAD_LETTERS, outcome.dead_letters)
@@ -85,8 +90,9 @@ def _jobs(context: RangeContext) -> Iterator[Sequence[RangeObject | SequenceRang
         yield context.expired[start : start + _EXPIRED_AT_ONCE]
 
 
-def numbers(decoded: DecodedRange, decoder: Decoder) -> dict[str, Any]:
-    """What is worth a plot, and who made the rows."""
+def numbers(decoded: DecodedRange, decoder: Decoder, share: float = 1.0) -> dict[str, Any]:
+    """What is worth a plot, and who made the rows. `share`: of the job that decoded it, whose time is divided by it."""
+    seconds = max(decoded.seconds * share, 1e-9)
     found: dict[str, Any] = {
         "rows": decoded.rows,
         "entries": decoded.entries,
@@ -96,8 +102,8 @@ def numbers(decoded: DecodedRange, decoder: Decoder) -> dict[str, Any]:
         "bytes": decoded.bytes_read,
         "bytes_written": decoded.bytes_written,
         "files": decoded.files,
-        "seconds": round(decoded.seconds, 3),
-        "rows/s": round(decoded.rows / max(decoded.seconds, 1e-9), 1),
+        "seconds": round(seconds, 3),
+        "rows/s": round(decoded.rows / seconds, 1),
         "first_sequence": decoded.range.start,
         "last_sequence": decoded.range.end,
         "decoder": decoder.name,

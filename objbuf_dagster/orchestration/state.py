@@ -86,6 +86,7 @@ def state_asset(
     def compute(context: dg.AssetExecutionContext, config: StateConfig) -> dg.MaterializeResult[Any]:
         from objbuf_dagster.decode import JsonDecoder, decode_block, rows_schema
         from objbuf_dagster.lake import TableSchema
+        from objbuf_dagster.lake.location import check_apart
         from objbuf_dagster.lake.state_run import Sources, catch_up, rebuild
 
         started = time.perf_counter()
@@ -100,6 +101,7 @@ def state_asset(
         )
         rebuilt: StateReport | None = None
         try:
+            check_apart(state.store, state.name, buffer.place())
             if config.rebuild:
                 by_spark = isinstance(decoder, JsonDecoder)
                 rebuilt = rebuild(

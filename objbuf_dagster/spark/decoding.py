@@ -129,8 +129,8 @@ def land_decoded(
     ):
         if found.schema != wanted:
             raise InvalidInput(f"{found.name} was opened with other columns than {what} have: give it their schema")
-    ranges = {_range(one): one.epoch if isinstance(one, RangeObject) else 0 for one in planned}
-    if twice := [one.key for one, times in Counter(map(_range, planned)).items() if times > 1]:
+    ranges = {as_range(one): one.epoch if isinstance(one, RangeObject) else 0 for one in planned}
+    if twice := [one.key for one, times in Counter(map(as_range, planned)).items() if times > 1]:
         raise InvalidInput(f"a range can be decoded once in a call, and these are there more often: {', '.join(twice)}")
     dead_letters.folder(SequenceRange(0, 0).key, decoder.name)  # refuses a name that can be no part
     if decoder.name == QUARANTINE:
@@ -140,7 +140,8 @@ def land_decoded(
     return _Decoding(spark, task, ranges, run_id, dry_run, new_letters).outcomes()
 
 
-def _range(one: RangeObject | SequenceRange) -> SequenceRange:
+def as_range(one: RangeObject | SequenceRange) -> SequenceRange:
+    """The range itself, of what may also be its object."""
     return range_of(one) if isinstance(one, RangeObject) else one
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,38 @@ def test_ranges_are_decoded_after_they_landed_and_tell_their_numbers(deployed: D
         assert told == {"rows": 2, "entries": 4, "entries_of_others": 2, "dead_letters": 2, "skipped": 0}
         assert (one["decoder"], one["decoder_version"]) == ("otlp_logs", OtlpLogs.version)
         assert one["seconds"] > 0
+        assert one["rows/s"] == pytest.approx(2 / one["seconds"], rel=0.05)
         assert one["preview"].records[0].data["Body"] == "hello"
     assert (first["first_sequence"], second["first_sequence"]) == (0, 2)
     told_of = deployed.instance.fetch_materializations(dg.AssetKey("dead_letters"), limit=10).records
     seen = {str(one.partition_key): one.asset_materialization for one in told_of}
     assert sorted(seen) == deployed.partitions
     assert all(one is not None and one.metadata["dead_letters"].value == 2 for one in seen.values())
+
+
+def test_ranges_of_one_job_share_its_time(deployed: Deployment) -> None:
+    assert run(deployed, "entries").success
+
+    started = time.monotonic()
+    assert run(deployed, "otel_logs").success
+    whole = time.monotonic() - started
+
+    each = [one["seconds"] for one in shown(deployed)]
+    assert len(each) == 2
+    assert sum(each) < whole
+    assert max(each) < 0.6 * whole  # and not all of it, as each was told before
+
+
+@pytest.mark.parametrize("name", ["otel_logs", "dead_letters"])
+def test_tables_that_lie_in_the_buffer_are_refused(deployed: Deployment, lake: Path, tmp_path: Path, name: str) -> None:
+    assert run(deployed, "entries").success
+    (lake / name).symlink_to(tmp_path / "buffer" / "ingest")
+
+    done = run(deployed, "otel_logs")
+
+    assert not done.success
+    assert "give the table a place of its own" in failure_of(done)
+    assert not (tmp_path / "buffer" / "ingest" / "_delta_log").exists()
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(deployed: Deployment, lake: Path) -> None:

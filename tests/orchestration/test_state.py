@@ -195,6 +195,20 @@ def test_a_rebuild_makes_it_again_from_entries(deployed: Deployment, buffer: Buf
     assert told(deployed)[-1]["ranges_applied"] == 0
 
 
+def test_a_state_that_lies_in_the_buffer_is_refused(
+    deployed: Deployment, buffer: BufferResource, lake: Path, tmp_path: Path
+) -> None:
+    produce(buffer, "shop")
+    lake.mkdir()
+    (lake / "service_latest").symlink_to(tmp_path / "buffer" / "ingest")
+
+    done = run(deployed)
+
+    assert not done.success
+    assert "give the table a place of its own" in failure_of(done)
+    assert not (tmp_path / "buffer" / "ingest" / "_delta_log").exists()
+
+
 def test_a_state_that_cannot_go_on_fails_its_step_and_says_how_to_go_on(
     deployed: Deployment, buffer: BufferResource, lake: Path
 ) -> None:
