@@ -71,9 +71,10 @@ class FetchHandle:
     def fetch_planned(self, batch: PlannedBatch) -> bytes:
         """The same of a batch whose range says how large it is: one of any other size is refused.
 
-        What is fetched at a time is measured by these sizes, and a range object is bytes from outside as well.
+        What is fetched at a time is measured by these sizes, and a range object is bytes from outside as well. A size
+        that is only a guess refuses nothing.
         """
-        if batch.size is None:
+        if batch.size is None or batch.is_guess:
             return self.fetch_bytes(batch.descriptor)
         with _named(batch.descriptor, self.store):
             path = check_location(batch.descriptor.location, self.data_prefix)

@@ -354,13 +354,16 @@ class _Append:
         old = [batch for batch in self.batches if self._age(batch) > _TOO_OLD_SECONDS]
         if not old:
             return
-        late = f"the manifest could not be written within {_TOO_OLD_SECONDS:g} s"
+        late = f"the batch and the manifest could not be written within {_TOO_OLD_SECONDS:g} s"
         if in_doubt:
             raise StorageUnavailable(
                 f"{late}, and an answer was lost: it may be durable; produce again only if twice is better than never",
                 in_doubt=True,
             )
-        error = StorageUnavailable(f"{late}: not durable, produce it again")
+        error = StorageUnavailable(
+            f"{late}: not durable, produce it again; if uploads are slow, in smaller batches (flush_size_bytes) or "
+            "compressed"
+        )
         for batch in old:
             batch.error = error
         self.batches = [batch for batch in self.batches if batch.error is None]

@@ -29,10 +29,14 @@ _MARKS = 200
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A frontier (first sequence not acked), and when garbage collection saw it, or let what is before it expire."""
+    """A frontier (first sequence not acked), and when garbage collection saw it, or let what is before it expire.
+
+    retention_seconds: under which that expired, as far as it was noted: who collects by hand may give another one.
+    """
 
     at_ms: int
     frontier: int
+    retention_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,10 @@ class Retention:
         """The furthest frontier that was ever recorded."""
         return max(self.expired_before, self.seen[-1].frontier if self.seen else 0)
 
-    def expired_at_ms(self, end: int) -> int:
-        """When a range with this last sequence expired (it must have)."""
-        return next(mark.at_ms for mark in self.expired if end < mark.frontier)
+    def expiry_of(self, end: int) -> tuple[int, float]:
+        """When a range with this last sequence expired (it must have), and under which retention."""
+        mark = next(mark for mark in self.expired if end < mark.frontier)
+        return mark.at_ms, self.retention_seconds if mark.retention_seconds is None else mark.retention_seconds
 
     def gone_before(self, now_ms: int, seconds: float) -> int:
         """Ranges that end before this sequence expired at least so many seconds ago."""
@@ -84,7 +89,7 @@ class Retention:
         if old:
             seen = tuple(mark for mark in seen if mark not in old[:-1])
             if old[-1].frontier > self.expired_before:
-                expired = (*expired, Mark(latest_ms, old[-1].frontier))
+                expired = (*expired, Mark(latest_ms, old[-1].frontier, retention_seconds))
         if len(expired) > _MARKS:
             expired = expired[1:]  # what expired first is said to have expired with what came next
         return Retention(retention_seconds, seen, expired)
@@ -95,7 +100,10 @@ class Retention:
                 "version": _VERSION,
                 "retention_seconds": self.retention_seconds,
                 "seen": [[mark.at_ms, mark.frontier] for mark in self.seen],
-                "expired": [[mark.at_ms, mark.frontier] for mark in self.expired],
+                "expired": [
+                    [mark.at_ms, mark.frontier, *([] if mark.retention_seconds is None else [mark.retention_seconds])]
+                    for mark in self.expired
+                ],
             }
         ).encode()
 
@@ -113,8 +121,11 @@ class Retention:
             raise CorruptData(_WHAT, f"a field is missing or of the wrong kind: {error!r}") from None
 
 
-def _marks(pairs: Any) -> tuple[Mark, ...]:
-    marks = tuple(Mark(_whole(at, -(2**63), 2**63 - 1), _whole(frontier, 0, MAX_U64)) for at, frontier in pairs)
+def _marks(found: Any) -> tuple[Mark, ...]:
+    marks = tuple(
+        Mark(_whole(at, -(2**63), 2**63 - 1), _whole(frontier, 0, MAX_U64), *map(_seconds, under))
+        for at, frontier, *under in found
+    )
     if any(one.frontier > following.frontier for one, following in pairwise(marks)):
         raise ValueError("frontiers must rise")
     return marks

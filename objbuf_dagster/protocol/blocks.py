@@ -43,9 +43,9 @@ def encode_block(entries: Iterable[Buffer]) -> tuple[bytes, int]:
 
     Raises InvalidInput for an entry that is not bytes or is over 2^32 - 1 bytes long.
     """
-    items = entries if isinstance(entries, list) else list(entries)
-    parts: list[Buffer] = [b""] * (2 * len(items))
     try:
+        items = entries if isinstance(entries, list) else list(entries)
+        parts: list[Buffer] = [b""] * (2 * len(items))
         lengths = list(map(len, items))
         parts[::2] = map(_prefixes.__getitem__, lengths)
         parts[1::2] = items

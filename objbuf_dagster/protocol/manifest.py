@@ -263,6 +263,8 @@ class _Entries(Sequence[BatchDescriptor]):
 
 
 def _encode_entry(sequence: int, location: str, metadata: Iterable[Metadata]) -> bytes:
+    if not isinstance(location, str):
+        raise InvalidInput(f"a location must be text, not {type(location).__name__}")
     try:
         where = location.encode()
     except UnicodeEncodeError:
@@ -272,12 +274,15 @@ def _encode_entry(sequence: int, location: str, metadata: Iterable[Metadata]) ->
     items = list(metadata)
     parts = [_HEAD.pack(sequence, len(where)), where, U32.pack(len(items))]
     for item in items:
+        if not isinstance(item.payload, bytes | bytearray | memoryview):
+            raise InvalidInput(f"a metadata payload must be bytes, not {type(item.payload).__name__}")
+        payload = bytes(item.payload)
         try:
-            parts += (_ITEM.pack(item.start_index, item.ingestion_time_ms, len(item.payload)), item.payload)
+            parts += (_ITEM.pack(item.start_index, item.ingestion_time_ms, len(payload)), payload)
         except struct.error:
             raise InvalidInput(
                 f"metadata does not fit: start_index {item.start_index}, ingestion_time_ms {item.ingestion_time_ms}, "
-                f"payload of {len(item.payload)} bytes"
+                f"payload of {len(payload)} bytes"
             ) from None
     length = sum(map(len, parts))
     if length > MAX_U32:

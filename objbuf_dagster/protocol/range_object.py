@@ -36,10 +36,14 @@ def range_start(data_prefix: str, path: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """One batch of a range. `size` is the object's in bytes, or None if it was already missing when planned."""
+    """One batch of a range. `size` is the object's in bytes, or None if it was already missing when planned.
+
+    is_guess: the size is that of a neighbour, good enough to share out work; never so in a range object.
+    """
 
     descriptor: BatchDescriptor
     size: int | None
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,13 +167,8 @@ class RangeLedger:
         """Raises RangeExpired if the range's batches may be gone."""
         retention = self.retention()
         if wanted.end < retention.expired_before:
-            since_ms = retention.expired_at_ms(wanted.end)
-            raise RangeExpired(
-                wanted.key,
-                since_ms=since_ms,
-                since=_utc(since_ms),
-                retention_seconds=retention.retention_seconds,
-            )
+            since_ms, seconds = retention.expiry_of(wanted.end)
+            raise RangeExpired(wanted.key, since_ms=since_ms, since=_utc(since_ms), retention_seconds=seconds)
 
     def _load_if_there(self, start: int) -> RangeObject | None:
         try:

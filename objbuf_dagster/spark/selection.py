@@ -141,7 +141,10 @@ def _entries(manifest: Manifest, first: int, last: int) -> Iterator[BatchDescrip
 
 
 def _sized(place: BufferPlace, entries: Sequence[BatchDescriptor]) -> list[PlannedBatch]:
-    """With the sizes of their objects. One that is missing, or outside the buffer, fails when it is fetched."""
+    """With the sizes of their objects; of very many, some are asked for, and guessed to be their neighbours' too.
+
+    One that is missing, or outside the buffer, fails when it is fetched.
+    """
     step = -(-len(entries) // _MOST_HEADS)
 
     def size(entry: BatchDescriptor) -> int | None:
@@ -152,4 +155,4 @@ def _sized(place: BufferPlace, entries: Sequence[BatchDescriptor]) -> list[Plann
 
     with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
         asked = list(pool.map(size, entries[::step])) if entries else []
-    return [PlannedBatch(entry, asked[index // step]) for index, entry in enumerate(entries)]
+    return [PlannedBatch(entry, asked[index // step], bool(index % step)) for index, entry in enumerate(entries)]

@@ -115,13 +115,15 @@ def test_who_collects_by_hand_keeps_to_the_owners_retention() -> None:
 def test_a_retention_given_by_hand_is_for_that_pass_alone() -> None:
     """Or one `objbuf gc --retention 0` would take away everybody's replays from then on."""
     store = MemoryStore()
-    planned_and_acked(store)
+    first, *_ = planned_and_acked(store)
     epoch = manifest_of(store).epoch
     collector(store, 1000, retention=30 * DAY, epoch=epoch).collect_once()
 
     report = collector(store, 1001, retention=0).collect_once()
 
     assert (report.expired_ranges, report.retention_seconds) == (3, 0)
+    with pytest.raises(RangeExpired, match="replay_retention is 0 s"):  # which is what took it away
+        RangeLedger(store).read(first)
     assert read_retention(store, "ingest")[0].retention_seconds == 30 * DAY
     assert GarbageCollector(store, clock=lambda: T0 / 1000 + 1002).collect_once().retention_seconds == 30 * DAY
 

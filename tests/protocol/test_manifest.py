@@ -348,6 +348,8 @@ def test_dequeuing_twice_goes_on_where_the_first_ended() -> None:
         pytest.param("a", [Metadata(0, 2**63)], id="ingestion time over i64"),
         pytest.param("a", [Metadata(0, -(2**63) - 1)], id="ingestion time below i64"),
         pytest.param("a", [Metadata(0, 0), Metadata(2**32, 0)], id="the second item"),
+        pytest.param("a", [Metadata(0, 0, "text")], id="payload that is text"),  # type: ignore[arg-type]
+        pytest.param(b"a", [], id="location that is bytes"),
     ],
 )
 def test_what_does_not_fit_is_invalid_input_and_changes_nothing(location: str, metadata: list[Metadata]) -> None:
@@ -361,6 +363,15 @@ def test_what_does_not_fit_is_invalid_input_and_changes_nothing(location: str, m
     assert manifest.to_bytes() == before
     assert manifest.next_sequence == 9
     assert manifest.append("ingest/fits") == 9
+
+
+def test_a_payload_of_wider_items_is_written_by_its_bytes() -> None:
+    manifest = Manifest.empty()
+
+    manifest.append("a", [Metadata(0, 0, memoryview(b"abcd").cast("H"))])  # type: ignore[arg-type]
+
+    (entry,) = Manifest.from_bytes(manifest.to_bytes()).entries()
+    assert entry.metadata == (Metadata(0, 0, b"abcd"),)
 
 
 def test_the_largest_values_fit() -> None:

@@ -205,7 +205,7 @@ def use_retention(data: bytes) -> bool:
                 assert later.gone_before(now_ms, seconds) <= later.expired_before
                 assert Retention.from_bytes(later.to_bytes()) == later
         if found.expired_before:
-            found.expired_at_ms(found.expired_before - 1)
+            found.expiry_of(found.expired_before - 1)
     return not attempts.refused
 
 

@@ -12,6 +12,7 @@ from objbuf_dagster.protocol.range_object import range_path
 from objbuf_dagster.ranges import RangeLedger, SequenceRange, plan
 from objbuf_dagster.spark.options import FromTo, Options, Ranges, Selection, SinceFrontier
 from objbuf_dagster.spark.pushdown import Sequences
+from objbuf_dagster.spark.rows import read_rows
 from objbuf_dagster.spark.selection import choose
 from objbuf_dagster.spark.source import plan_partitions
 from objbuf_dagster.store import MemoryStore, Store
@@ -227,6 +228,22 @@ def test_many_new_batches_are_not_all_asked_for_their_sizes() -> None:
     assert len(found) == 10_000
     assert {batch.size for batch in found} == {4 + 1 + 7}
     assert store.count("head") <= 4096
+
+
+def test_a_long_queue_of_batches_of_many_sizes_is_read() -> None:
+    """Sizes of most of them are guessed then, and nothing may be refused for a guess."""
+    store = MemoryStore()
+    manifest = Manifest.empty()
+    for sequence in range(5_000):
+        manifest.append(put_batch(store, f"ingest/{sequence}.batch", [b"x" * (sequence % 7)]))
+    store.put("ingest/manifest", manifest.to_bytes())
+    place = BufferPlace(store)
+
+    found = choose(place, SinceFrontier(), Sequences())
+    rows = [row for block in read_rows(place, found) for row in block.select(["_odb_sequence", "entry"]).to_pylist()]
+
+    assert [row["_odb_sequence"] for row in rows] == list(range(5_000))
+    assert all(row["entry"] == b"x" * (row["_odb_sequence"] % 7) for row in rows)
 
 
 def test_a_location_outside_the_buffer_is_not_even_asked_for_its_size() -> None:
