@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dagster as dg
 
@@ -43,6 +43,17 @@ class Survey:
         """
         known = (range_of(one) for one in self.planned if one.end < self.next_sequence)
         return frontier(self.frontier, known, done)
+
+    def grown(self, manifest: Manifest) -> Survey | None:
+        """The same of a manifest that was only appended to since, and None of any other. Reads nothing.
+
+        Range objects never change, and nobody takes a materialisation back. Raises BufferReplaced as `survey` does.
+        """
+        if manifest.frontier != self.frontier or manifest.next_sequence < self.next_sequence:
+            return None
+        for one in self.planned:
+            check_against(manifest, one)
+        return replace(self, next_sequence=manifest.next_sequence)
 
     @property
     def open(self) -> list[RangeObject]:
@@ -102,11 +113,15 @@ def survey(
 def ack_surveyed(
     consumer: Consumer, look: Callable[[Manifest], Survey], *, move: bool = True
 ) -> tuple[Manifest, Survey]:
-    """Ack as far as a look at the manifest allows: one read, and one write if the frontier moves."""
+    """Ack as far as a look at the manifest allows: one read, and one write if the frontier moves.
+
+    A look takes several requests. On a distant bucket producers append more often than that, and if each append began
+    it anew, no ack would ever get through: after a conflict, what was seen is held against the longer manifest instead.
+    """
     seen: list[Survey] = []
 
     def decide(manifest: Manifest) -> BatchDescriptor | None:
-        seen.append(look(manifest))
+        seen.append((seen[-1].grown(manifest) if seen else None) or look(manifest))
         return seen[-1].last_to_ack if move else None
 
     manifest = consumer.ack_as(decide)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from objbuf_dagster.orchestration import SensorSettings, ack_materialised
+from objbuf_dagster.orchestration.acking import survey
 from objbuf_dagster.orchestration.tick import Kept
 from objbuf_dagster.ranges import Limits
-from objbuf_dagster.store import MemoryStore, open_store
+from objbuf_dagster.store import MemoryStore, ObjectInfo, open_store
 from tests.orchestration.deployments import deployment
 from tests.orchestration.sensing import Sensing, buffer_in, key, keys, produce, sensing
 from tests.orchestration.test_gating import Machine
@@ -109,6 +110,55 @@ def test_the_ack_of_a_hook_reads_and_writes_the_manifest_once(counted: Sensing, 
     ack_materialised(counted.instance, counted.source, counted.buffer)
     # then
     assert manifest_calls(store) == (1, 0)
+
+
+class Busy(CountingStore):
+    """Somebody appends to the manifest whenever somebody else lists, as producers do while a bucket takes its time."""
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectInfo]:
+        produce(self.inner)
+        return super().list(prefix, after=after)
+
+
+@pytest.mark.parametrize("by", ["a tick", "a hook"])
+def test_an_ack_gets_through_however_often_producers_append_meanwhile(by: str) -> None:
+    """What was seen holds for a manifest that has only grown: looking at it all again would be overtaken again."""
+    store = Busy(MemoryStore())
+    produce(store, 2)
+    with sensing(store) as sensor:
+        sensor.tick()
+        (landed, *_) = keys(sensor.tick())
+        sensor.land(landed)
+        store.reset()
+
+        if by == "a tick":
+            sensor.tick()
+        else:
+            ack_materialised(sensor.instance, sensor.source, sensor.buffer)
+
+        assert store.count("put", path=MANIFEST) == 2  # one that lost against the append, and one that did not
+        assert sensor.frontier == 2
+
+
+def test_what_was_seen_before_another_ack_is_looked_at_again() -> None:
+    """Only appends leave it as it is."""
+    store = MemoryStore()
+    produce(store, 4)
+    with sensing(store) as sensor:
+        sensor.tick()
+        first, second = keys(sensor.tick())
+        sensor.land(first)
+        manifest = manifest_of(store)
+        seen = survey(sensor.instance, sensor.source, sensor.buffer.ledger(), manifest)
+        produce(store)
+        grown = seen.grown(manifest_of(store))
+        assert grown is not None
+        assert (grown.frontier, grown.next_sequence, grown.reached) == (0, 5, 2)
+        sensor.land(second)
+        sensor.tick()
+
+        assert sensor.frontier == 4
+        assert seen.grown(manifest_of(store)) is None
 
 
 def test_a_run_reads_and_writes_the_manifest_once(store: CountingStore, tmp_path: Path) -> None:
