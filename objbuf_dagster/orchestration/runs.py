@@ -157,9 +157,13 @@ def _since(record: RunRecord) -> float | None:
 
 
 def _lands(record: RunRecord, sensor: str) -> bool:
-    """Whether a run of no range that was asked for is for others: of a backfill, or of what is acked already."""
+    """Whether a run of no range that was asked for is for others: of a backfill, or of what is acked already.
+
+    `dagster job backfill` selects no assets, and says for which partition each of its runs is.
+    """
     run = record.dagster_run
-    return run.asset_selection is not None or run.tags.get(SENSOR_NAME_TAG) == sensor
+    is_partitioned = PARTITION_NAME_TAG in run.tags or ASSET_PARTITION_RANGE_START_TAG in run.tags
+    return run.asset_selection is not None or is_partitioned or run.tags.get(SENSOR_NAME_TAG) == sensor
 
 
 def _covered(record: RunRecord, by_key: dict[str, SequenceRange]) -> Iterable[SequenceRange]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 from objbuf_dagster.orchestration.acking import Survey
 from objbuf_dagster.protocol import Manifest
@@ -26,9 +27,14 @@ def sentence(
     in_flight: int,
     known_all: bool,
     max_ahead: int,
+    gates: Sequence[str],
+    now: float,
     waiting: str = "",
 ) -> str:
-    """What a tick saw and did, for its log and the sensor's page. `waiting`: see `waiting_for`."""
+    """What a tick saw and did, for its log and the sensor's page.
+
+    gates: the assets that must have a range before it is acked. now: seconds since 1970. waiting: see `waiting_for`.
+    """
     parts = [f"epoch {manifest.epoch}, frontier {manifest.frontier}, {plural(manifest.entry_count, 'batch')} queued"]
     if manifest.frontier > seen.frontier:
         parts.append(f"acked sequences {seen.frontier} to {manifest.frontier - 1}")
@@ -49,7 +55,7 @@ def sentence(
         waits = "waits" if len(given_up) == 1 else "wait"
         parts.append(
             f"{plural(len(given_up), 'range')} failed and {waits} for a person, the first is {given_up[0]}: look at "
-            "its run, mend the cause, then materialise that partition; or report it as materialised, to go on without"
+            f"its run, mend the cause, then {_by_hand(given_up[0], seen, gates, now)}"
         )
     if (ahead := ranges_ahead(manifest, seen)) >= max_ahead:
         parts.append(f"{ahead} ranges lie past the frontier, and nothing new is planned until it moves")
@@ -58,6 +64,16 @@ def sentence(
     if len(parts) == 1:
         parts.append("nothing to do")
     return "; ".join(parts)
+
+
+def _by_hand(one: SequenceRange, seen: Survey, gates: Sequence[str], now: float) -> str:
+    """How a person lets a range land, or goes on without. A mark that is older than the plan would not count."""
+    of = f" of {' and '.join(gates)}" if len(gates) > 1 else ""
+    each = " in each of them" if of else ""
+    planned_at = max((found.planned_at_ms / 1000 for found in seen.planned if found.start == one.start), default=now)
+    when = datetime.fromtimestamp(planned_at, timezone.utc)
+    late = f" (after {when:%Y-%m-%dT%H:%M:%SZ}: the clock was ahead when it was planned)" if planned_at > now else ""
+    return f"materialise that partition{of}; or report it as materialised{each}, to go on without{late}"
 
 
 def waiting_for(batches: int, *, held: str = "", busy: str = "", is_full: bool = False) -> str:

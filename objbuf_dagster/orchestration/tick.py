@@ -171,7 +171,7 @@ class Tick:
                 self._start_again(outcome, seen.open, tries, steering)
                 self._plan(outcome, manifest, seen, tries, ledger, steering)
                 self._restore(outcome)
-            self._catch_up(outcome, manifest.frontier, tries)
+            self._catch_up(outcome, manifest.frontier, tries, steering)
         self._tell(outcome, manifest, seen, runs, tries, steering, known_all)
         return outcome
 
@@ -338,13 +338,21 @@ class Tick:
         gone = [one for one in gone if not self.instance.has_dynamic_partition(name, one.key)]
         outcome.partitions = [*gone, *outcome.partitions]
 
-    def _catch_up(self, outcome: TickResult, frontier: int, tries: dict[SequenceRange, Attempts]) -> None:
+    def _catch_up(
+        self,
+        outcome: TickResult,
+        frontier: int,
+        tries: dict[SequenceRange, Attempts],
+        steering: Steering | None,
+    ) -> None:
         """States that a run was killed before, or failed at, while nothing else would start one.
 
-        Nothing is asked for once they are found where the frontier is: an idle tick stays what it is.
+        Nothing is asked for once they are found where the frontier is: an idle tick stays what it is. A closed gate
+        lets such a run through as it would a range.
         """
         cursor = outcome.cursor
-        busy = outcome.runs or cursor.regulation.gate.held or any(one.active for one in tries.values())
+        is_held = cursor.regulation.gate.held and (steering is None or steering.passes < 1)
+        busy = outcome.runs or is_held or any(one.active for one in tries.values())
         if not self.states or busy or cursor.caught_up == frontier:
             return
         found = states_behind(self.instance, self.source, self.states, frontier, self.settings, self.clock())
@@ -410,6 +418,8 @@ class Tick:
             in_flight=in_flight,
             known_all=known_all,
             max_ahead=self.settings.max_ahead,
+            gates=[gate.to_user_string() for gate in self.source.gates],
+            now=now,
             waiting=waiting_for(
                 _unplanned(manifest, outcome.cursor) if known_all else 0,
                 held=steering.held if steering else "",

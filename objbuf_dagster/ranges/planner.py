@@ -121,8 +121,8 @@ def plan(
                         go_on = True
                         break
     finally:
-        for sequence in [sequence for sequence in known if sequence < start]:
-            del known[sequence]
+        for sequence in [sequence for sequence in list(known) if sequence < start]:
+            known.pop(sequence, None)  # a preview beside a tick has the same `sizes`
     return added
 
 

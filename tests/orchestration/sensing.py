@@ -183,12 +183,12 @@ class Sensing:
         planned = self.buffer.ledger().at(SequenceRange.from_key(key).start)
         self._materialise(key, {LAST_BATCH: last_batch(planned)})
 
-    def mark(self, key: str) -> None:
+    def mark(self, key: str, asset: str = "entries") -> None:
         """A person reports it as materialised in the UI."""
-        self._materialise(key, {})
+        self._materialise(key, {}, asset)
 
-    def _materialise(self, key: str, metadata: Mapping[str, str]) -> None:
-        self.instance.report_runless_asset_event(dg.AssetMaterialization(ENTRIES, partition=key, metadata=metadata))
+    def _materialise(self, key: str, metadata: Mapping[str, str], asset: str = "entries") -> None:
+        self.instance.report_runless_asset_event(dg.AssetMaterialization(asset, partition=key, metadata=metadata))
 
     def _running(self, key: str) -> dg.DagsterRun:
         runs = self.instance.get_runs(dg.RunsFilter(tags={PARTITION_NAME_TAG: key}))

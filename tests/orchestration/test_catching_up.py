@@ -7,7 +7,9 @@ import dataclasses
 import dagster as dg
 import pytest
 
+from objbuf_dagster.orchestration import SensorSettings
 from tests.orchestration.sensing import Sensing, key, produce
+from tests.orchestration.test_gating import SMALL, Machine
 
 STATE = dg.AssetKey("service_latest")
 
@@ -55,6 +57,23 @@ def test_a_state_that_was_left_behind_gets_a_run_of_its_own(late: Sensing) -> No
     late.tick()
     # then: nothing is looked at again until the frontier moves
     assert (late.state.caught_up, len(attempts(late))) == (2, 1)
+
+
+@pytest.mark.parametrize(("machine", "starts"), [(Machine(used=0.9), True), (Machine(free=0), False)])
+def test_a_closed_gate_lets_it_through_as_it_would_a_range(late: Sensing, machine: Machine, starts: bool) -> None:
+    """Memory that others keep full for days must not keep a state behind for days; a full disk must."""
+    # given
+    late.settings = SensorSettings(regulator=SMALL, retry_seconds=0)
+    late.host = machine
+    late.fail(key(0, 1))
+    produce(late.store)  # so that something is to be held back
+    late.tick()
+    assert late.state.regulation.gate.held
+    # when
+    late.later = 1.0
+    ticked = late.tick()
+    # then
+    assert bool(ticked.catch_up or attempts(late)) is starts
 
 
 def test_a_state_that_its_landing_run_brought_up_to_date_gets_none(late: Sensing) -> None:

@@ -63,9 +63,14 @@ def numbers(outcome: TickResult) -> dict[str, Any]:
     return {name: value.value for name, value in event.metadata.items()}
 
 
-def backfill(sensor: Sensing, tags: Mapping[str, str] | None = None) -> dg.DagsterRun:
+OF_ENTRIES = frozenset({ENTRIES})
+
+
+def backfill(
+    sensor: Sensing, tags: Mapping[str, str] | None = None, selection: frozenset[dg.AssetKey] | None = OF_ENTRIES
+) -> dg.DagsterRun:
     """A person's run of a range that is acked long ago, or will be; it has begun."""
-    run = sensor.record(tags or {PARTITION_NAME_TAG: key(10**6, 10**6)}, frozenset({ENTRIES}))
+    run = sensor.record(tags or {PARTITION_NAME_TAG: key(10**6, 10**6)}, selection)
     event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name, message="begins")
     sensor.instance.report_dagster_event(event, run.run_id, timestamp=time.time() + sensor.later)
     return run
@@ -365,20 +370,23 @@ def test_off_knows_no_gate(gated: Sensing) -> None:
     assert numbers(outcome)["pressure"] > 0.9, "which is told all the same"
 
 
-def test_work_in_flight_that_others_started_is_pressure(gated: Sensing) -> None:
+@pytest.mark.parametrize("selection", [OF_ENTRIES, None], ids=["in the UI", "by dagster job backfill"])
+def test_work_in_flight_that_others_started_is_pressure(
+    gated: Sensing, selection: frozenset[dg.AssetKey] | None
+) -> None:
     # given
     gated.land(key(0, 1))
     gated.tick()
     # when a person backfills what is acked long ago, with many runs
     for _ in range(8):
-        gated.record({PARTITION_NAME_TAG: key(0, 1)}, frozenset({ENTRIES}))
+        gated.record({PARTITION_NAME_TAG: key(0, 1)}, selection)
     # then: those in the queue are none
     assert not gated.state.regulation.gate.held
     gated.tick()
     assert not gated.state.regulation.gate.held
     # when they run
     for _ in range(8):
-        backfill(gated)
+        backfill(gated, selection=selection)
     outcome = gated.tick()
     # then
     assert outcome.note.startswith("nothing new is started: the pressure of ranges is")

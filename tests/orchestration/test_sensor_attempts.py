@@ -17,7 +17,7 @@ from dagster._core.storage.tags import (
     WILL_RETRY_TAG,
 )
 
-from objbuf_dagster.orchestration import SensorSettings
+from objbuf_dagster.orchestration import BufferSource, SensorSettings
 from objbuf_dagster.orchestration.runs import runs_of
 from objbuf_dagster.ranges import SequenceRange
 from tests.orchestration.sensing import ENTRIES, PAIRS, SENSOR, Sensing, key, keys, produce
@@ -53,6 +53,41 @@ def test_a_failing_range_gets_its_attempts_and_then_waits_for_a_person(sensor: S
     assert f"1 range failed and waits for a person, the first is {FIRST}" in given_up.sentence
     assert "materialise that partition; or report it as materialised" in given_up.sentence
     assert sensor.tick().runs == []
+
+
+def test_a_range_that_waits_for_a_person_names_every_asset_that_must_have_it(sensor: Sensing) -> None:
+    """Marked in one of them only, it would wait on, and say the same again."""
+    # given
+    sensor.source = BufferSource(ack_after=["entries", "orders"])
+    begin(sensor, max_attempts=1)
+    sensor.fail(FIRST)
+    # when
+    said = sensor.tick().sentence
+    # then
+    told = "materialise that partition of entries and orders; or report it as materialised in each of them"
+    assert told in said
+    # when
+    sensor.mark(FIRST)
+    sensor.mark(FIRST, "orders")
+    sensor.tick()
+    # then
+    assert sensor.frontier == 2
+
+
+def test_a_person_hears_from_when_on_a_mark_counts_if_the_clock_was_ahead(sensor: Sensing) -> None:
+    # given a range that was planned an hour from now
+    sensor.later = 3600
+    begin(sensor, max_attempts=1)
+    sensor.later = 0
+    sensor.fail(FIRST)
+    # when
+    said = sensor.tick().sentence
+    sensor.mark(FIRST)
+    sensor.tick()
+    # then
+    assert "to go on without (after 20" in said
+    assert "Z: the clock was ahead when it was planned)" in said
+    assert sensor.frontier == 0
 
 
 def test_a_clock_that_goes_back_by_an_hour_delays_no_attempt_by_an_hour(sensor: Sensing) -> None:
