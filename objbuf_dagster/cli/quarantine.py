@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from objbuf_dagster.store import Store
 
 
+_BEHIND = (
+    "land it again, then decode it again (materialise the assets behind `entries` for that range) and rebuild states: "
+    "until then they are as they were"
+)
+
+
 @click.command(
     epilog=examples(
         "objbuf quarantine file:///tmp/buffer 0 --reason 'zeros from byte 4096 on, producer lost' --yes",
@@ -65,13 +71,19 @@ def quarantine(buffer: Buffer, sequence: int, reason: str | None, undo: bool, ye
     where = f"range {range_of(planned)}"
     if reason is None:
         _bring_back(buffer, store, records, batch)
-        say(f"brought sequence {sequence} back: {where} has it again when it lands next, and its dead letter goes")
+        say(
+            f"brought sequence {sequence} back: {where} has it again when it lands next, and its dead letter goes; "
+            + _BEHIND
+        )
         return
     if recorded is None or not recorded.active:
         _ask_if_it_can_be_read(FetchHandle(store, buffer.data_prefix, max_batch_bytes), batch, yes=yes)
     found, changed = records.add(sequence, batch.descriptor.location, reason)
     if changed:
-        say(f"quarantined sequence {sequence}, {found.location}: {where} lands without it from now on")
+        say(
+            f"quarantined sequence {sequence}, {found.location}: {where} lands without it from now on; if it has "
+            f"landed already, {_BEHIND}"
+        )
     else:
         say(f"sequence {sequence} is quarantined since {utc(found.at_ms)}: {found.reason}")
 

@@ -144,6 +144,8 @@ def import_table(
             "with. Nothing was written: land it first or name it with --entries, or pass --trust-cursor (trust=True)"
         )
     ours = {part.path for part in parts}
+    if _is_done(place, ours):
+        return _told(kind, 0, cursor, parts)
     _check_vacant(place, ours)
     actions = [add_action(part.partition, DataFile(part.path, part.size, part.rows, part.stats)) for part in parts]
     for part in parts:
@@ -316,23 +318,36 @@ def _commit(
     words: Mapping[str, Any],
     ours: set[str],
 ) -> None:
-    import pyarrow as pa
-
-    failure: StorageError | LostRace | None = None
     try:
         place.make(schema, partitions, actions, words)
     except (StorageError, LostRace) as error:
-        failure = error
-    if failure is not None:
-        try:
-            delta = place.open_delta()
-        except NoTable:
-            raise failure from None
-        with translated(place.name):
-            there = {row["path"] for row in pa.table(delta.get_add_actions(flatten=False)).to_pylist()}
-        if there != ours:
-            raise InvalidInput(f"somebody else made a table at {place.name} in this moment: look at it, then decide")
+        done = _is_done(place, ours)
+        if done is None:
+            raise error from None
+        if not done:
+            raise InvalidInput(
+                f"somebody else made a table at {place.name} in this moment: look at it, then decide"
+            ) from None
     place.sync(0)
+
+
+def _is_done(place: DeltaPlace, ours: set[str]) -> bool | None:
+    """Whether the table there is just this import: one may have ended without anybody hearing of it. None for no table.
+
+    Syncs it then, since its writer may have died before that.
+    """
+    import pyarrow as pa
+
+    try:
+        delta = place.open_delta()
+    except NoTable:
+        return None
+    with translated(place.name):
+        there = {row["path"] for row in pa.table(delta.get_add_actions(flatten=False)).to_pylist()}
+    if delta.version() != 0 or there != ours:
+        return False
+    place.sync(0)
+    return True
 
 
 def _put(path: Path, data: bytes) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from objbuf_dagster.errors import CorruptData, InvalidInput, UnsupportedCompression, UnsupportedVersion
 from objbuf_dagster.protocol.blocks import decode_block, decode_list, encode_block, is_page, iter_block
 from objbuf_dagster.protocol.model import MAX_U32
-from objbuf_dagster.protocol.page import Buffer, UnreadablePage, bytes_of, read_page
-from objbuf_dagster.protocol.window import iter_window
+from objbuf_dagster.protocol.page import Buffer, UnreadablePage, read_page
+from objbuf_dagster.protocol.window import Piece, iter_window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,14 +97,14 @@ def iter_batch_arrow(
     given = 0
     if zstd:
         try:
-            for part in _stream(frames, count, max_bytes, block_bytes):
+            for part, _ in _stream(frames, count, max_bytes, block_bytes):
                 given += len(part)
                 yield part
         except _NoStream:
             pass  # too wide a window, or damage: the long way tells which
         else:
             return
-    for part in iter_block(_open(frames, zstd, max_bytes), count, "batch", block_bytes):
+    for part, _ in iter_block(_open(frames, zstd, max_bytes), count, "batch", block_bytes):
         if given < len(part):
             yield part.slice(given)
         given = max(0, given - len(part))
@@ -122,6 +122,12 @@ class Block:
     size: int
     count: int
 
+    def pieces(self, block_bytes: int) -> Iterator[Piece]:
+        """Its records, about `block_bytes` at a time and never all at once: a checked frame is one that can be."""
+        if self.zstd:
+            return _stream(memoryview(self.stored), self.count, self.size, block_bytes)
+        return iter_block(self.stored, self.count, "batch", block_bytes)
+
 
 def check_batch(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Block:
     """The record block of a batch, checked to the last byte without keeping what it is decoded to.
@@ -133,7 +139,7 @@ def check_batch(data: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Block:
     size = _stated_size(frames, max_bytes) if zstd else None
     if size is not None and _is_one_frame(frames, size):
         try:
-            if sum(map(bytes_of, _stream(frames, count, max_bytes, _CHECKED_AT_ONCE))) == size:
+            if sum(len(view) for _, view in _stream(frames, count, max_bytes, _CHECKED_AT_ONCE)) == size:
                 return Block(frames, True, size, count)
         except _NoStream:
             pass
@@ -168,7 +174,7 @@ class _NoStream(Exception):
     """Zstandard cannot decompress these frames as a stream."""
 
 
-def _stream(frames: memoryview, count: int, max_bytes: int, block_bytes: int) -> Iterator[pa.Array]:
+def _stream(frames: memoryview, count: int, max_bytes: int, block_bytes: int) -> Iterator[Piece]:
     """Decompressed and walked a piece at a time, whatever the frames."""
     import pyarrow as pa
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from objbuf_dagster.errors import CorruptData, InvalidInput
 from objbuf_dagster.protocol.model import MAX_U32
 from objbuf_dagster.protocol.page import MAX_PAGE, Buffer, UnreadablePage, bytes_of, read_page
-from objbuf_dagster.protocol.window import iter_window
+from objbuf_dagster.protocol.window import Piece, iter_window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,8 +80,8 @@ def decode_list(block: Buffer, count: int, what: str) -> list[bytes]:
     return records
 
 
-def iter_block(block: Buffer, count: int, what: str, block_bytes: int) -> Iterator[pa.Array]:
-    """The same as Arrow arrays of about `block_bytes`, made one at a time; damage shows when it is reached."""
+def iter_block(block: Buffer, count: int, what: str, block_bytes: int) -> Iterator[Piece]:
+    """The same in pieces of about `block_bytes`, made one at a time; damage shows when it is reached."""
     _check_count(block, count, what)
     left = memoryview(block).cast("B")
 

@@ -28,10 +28,14 @@ ReadInto = Callable[[memoryview], int]
 """Fills a buffer, or its beginning, with the next bytes of the block; 0 at its end."""
 
 
+Piece = tuple["pa.Array", memoryview]
+"""Records, and their bytes as they stand in the block, which are there until the next piece is asked for."""
+
+
 def iter_window(
     read_into: ReadInto, count: int, what: str, *, block_bytes: int, likely_bytes: int, most_bytes: int
-) -> Iterator[pa.Array]:
-    """The `count` records of a block as Arrow arrays of about `block_bytes`, or of one record if that is larger.
+) -> Iterator[Piece]:
+    """The `count` records of a block in pieces of about `block_bytes`, or of one record if that is larger.
 
     likely_bytes: how long the block is, more or less. most_bytes: how long it may be. Raises CorruptData, at the record
     that shows it, unless the records fill the block exactly; and what `read_into` raises.
@@ -51,9 +55,9 @@ def iter_window(
                 piece, size = window.walk(at, count - seen)
             if not size:
                 break
-            at += size
             seen += len(piece)
-            yield piece
+            yield piece, window.data[at : at + size]
+            at += size
             if not ended and (window.used - at) * _CARRIED < block_bytes:
                 break
         passed += at

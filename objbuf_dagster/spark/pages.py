@@ -4,7 +4,7 @@ A file of table `entries` is a list of row groups, each of about 64 MiB of recor
 In a row group, column `entry` is a page per batch, with the small columns (columns.py) beside it.
 
 The rule. A block goes in as it is if it is one Zstandard frame of 64 KiB to 128 MiB of records, in a window that every
-reader takes. Otherwise it is encoded again, from the decompressed block:
+reader takes. Otherwise it is encoded again:
 
 - uncompressed blocks, several frames, frames that do not state their size, larger windows: compressed, as a page;
 - smaller blocks: gathered with their neighbours, in order, into pages of about 1 MiB;
@@ -16,14 +16,13 @@ Whoever adds a block has checked it (`check_batch`); nothing is looked at again 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster import __version__
 from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.protocol import BatchDescriptor, Block
-from objbuf_dagster.protocol.blocks import iter_block
 from objbuf_dagster.protocol.page import BINARY, I32, I64, LIST, MAX_PAGE, STRUCT, Buffer, bytes_of, elements, thrift
 from objbuf_dagster.spark.columns import (
     COLUMNS,
@@ -44,7 +43,7 @@ from objbuf_dagster.spark.columns import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from objbuf_dagster.protocol.window import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +110,10 @@ class EntriesFile:
             self._entry.add_page(block.stored, block.size, block.count)
             self._add_rows(Span(batch, 0, block.count, block.count))
             return
-        raw = memoryview(_decompressed(block))
-        if len(raw) > self._sizes.most:
-            self._add_cut(batch, raw, block.count)
+        if block.size > self._sizes.most:
+            self._add_cut(batch, block)
             return
+        raw = memoryview(_decompressed(block))
         self._gathered.append(raw)
         self._gathered_size += len(raw)
         self._gathered_rows += block.count
@@ -122,23 +121,21 @@ class EntriesFile:
             self._end_gathering()
         self._add_rows(Span(batch, 0, block.count, block.count))
 
-    def _add_cut(self, batch: BatchDescriptor, raw: memoryview, count: int) -> None:
+    def _add_cut(self, batch: BatchDescriptor, block: Block) -> None:
+        """Decompressed and cut a piece at a time: it is too large to be held whole."""
         self._end_gathering()
-        at = first = 0
-        pieces = iter_block(raw, count, "batch", self._sizes.cut)
-        for records in (page for piece in pieces for page in _halved(piece, self._sizes.largest)):
-            size = bytes_of(records)
-            page = self._compress(raw[at : at + size]) if size <= self._sizes.largest else b""
+        first = 0
+        for records, raw in _halved(block.pieces(self._sizes.cut), self._sizes.largest):
+            page = self._compress(raw) if len(raw) <= self._sizes.largest else b""
             if not page or len(page) > MAX_PAGE:
                 raise _refused(
                     batch,
-                    f"entry {first} has {size - 4} bytes, and a row can have {self._sizes.largest - 4}: split it where "
-                    "it is produced, or `objbuf quarantine` lands the range without its batch",
+                    f"entry {first} has {len(raw) - 4} bytes, and a row can have {self._sizes.largest - 4}: split it "
+                    "where it is produced, or `objbuf quarantine` lands the range without its batch",
                 )
-            self._entry.add_page(page, size, len(records))
-            self._add_rows(Span(batch, first, len(records), count))
-            at += size
-            first += len(records)
+            self._entry.add_page(page, len(raw), records)
+            self._add_rows(Span(batch, first, records, block.count))
+            first += records
 
     def _end_gathering(self) -> None:
         if self._gathered:
@@ -236,14 +233,15 @@ class EntriesFile:
         }
 
 
-def _halved(records: pa.Array, most: int) -> Iterator[pa.Array]:
-    """The same in pieces of at most so many bytes, or of one record: a large one may have others in its company."""
-    if len(records) == 1 or bytes_of(records) <= most:
-        yield records
-        return
-    half = len(records) // 2
-    yield from _halved(records[:half], most)
-    yield from _halved(records[half:], most)
+def _halved(pieces: Iterable[Piece], most: int) -> Iterator[tuple[int, memoryview]]:
+    """How many records, and their bytes: at most so many, or one record. A large one may have others in its company."""
+    for records, raw in pieces:
+        if len(records) == 1 or len(raw) <= most:
+            yield len(records), raw
+            continue
+        half = len(records) // 2
+        at = bytes_of(records[:half])
+        yield from _halved(((records[:half], raw[:at]), (records[half:], raw[at:])), most)
 
 
 def _refused(batch: BatchDescriptor, why: str) -> InvalidInput:

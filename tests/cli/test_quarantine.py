@@ -58,7 +58,7 @@ def test_a_corrupt_batch_is_quarantined_without_a_question(root: Path) -> None:
     out = ok("quarantine", root, "1", "--reason", "zeros, the producer lost it")
 
     assert out.startswith("quarantined sequence 1, ingest/")
-    assert out.endswith(f": range {KEY} lands without it from now on\n")
+    assert f": range {KEY} lands without it from now on; if it has landed already, land it again, then decode" in out
     assert active(root) == [1]
     assert manifest_of(root).to_bytes() == before
 
@@ -136,7 +136,11 @@ def test_undo_brings_it_back_and_may_be_repeated(root: Path) -> None:
 
     out = ok("quarantine", root, "1", "--undo")
 
-    assert out == (f"brought sequence 1 back: range {KEY} has it again when it lands next, and its dead letter goes\n")
+    assert out == (
+        f"brought sequence 1 back: range {KEY} has it again when it lands next, and its dead letter goes; land it "
+        "again, then decode it again (materialise the assets behind `entries` for that range) and rebuild states: "
+        "until then they are as they were\n"
+    )
     assert active(root) == []
     assert ok("quarantine", root, "1", "--undo") == "sequence 1 is not quarantined\n"
     ok("quarantine", root, "1", "--reason", "zeros all the same")

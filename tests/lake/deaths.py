@@ -117,8 +117,7 @@ def check(what: str, root: Path) -> None:
         assert before is not None
         assert world.found() == world.expected(through=before.next_sequence - 1)
         assert before.ranges == (1 if before.next_sequence == 2 else 2)
-    if what != "import" or not there(world.state):
-        move(what, root)
+    move(what, root)
     world.apply()
     after = world.state.cursor()
     assert after is not None

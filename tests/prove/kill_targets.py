@@ -60,6 +60,8 @@ class Stage:
     waiting: list[tuple[Path, subprocess.Popen[bytes]]] = field(default_factory=list)
     """Producers that are ready, with their ledgers: they wait for their gate, and have written nothing."""
     landed: int = 0
+    begun: list[tuple[float, int]] = field(default_factory=list)
+    """When producers began, by a clock that never jumps, and the first sequence that they can have got."""
     haste: float = 1.0
     """Lives last as long as the machine is slow. Whoever missed one waits for half as long the next time."""
 
@@ -76,6 +78,7 @@ class Stage:
     def produce(self) -> None:
         """Let producers begin, and return when they produce."""
         self.prepare()
+        self.begun.append((time.monotonic(), self.deployed.dagster.next_sequence))
         ready, self.waiting = self.waiting, []
         self.producers += [process for _, process in ready]
         self.deployed.ledgers += [ledger for ledger, _ in ready]
@@ -124,6 +127,10 @@ class Stage:
         self.wait(chance, _AFTER_SECONDS)
         return kill(*runs) > 0
 
+    def is_behind(self) -> bool:
+        """Whether something is not acked: a kill with nothing at stake shows nothing."""
+        return self.deployed.dagster.frontier < self.deployed.dagster.next_sequence
+
     def runs(self) -> list[int]:
         """The processes of those that go on."""
         return [pid for pid, line in self.deployed.dagster.left().items() if is_run(line)]
@@ -157,6 +164,7 @@ class Stage:
     def compare(self, proof: Proof) -> None:
         """Hold the table, the frontier and the buffer against what producers were told."""
         ledgers = self.deployed.ledgers
+        assert all(map(durable, ledgers[-_PRODUCERS:])), "a producer was told of nothing, so nothing is known of it"
         rows = self.deployed.rows()
         self.landed = len(rows)
         proof.compare(
@@ -169,6 +177,9 @@ class Stage:
         self.deployed.assert_in_order()
         assert {sequence for sequence, _, _ in rows} == set(range(dagster.frontier))
         assert missing_batches(dagster.buffer) == []
+        young = [first for at, first in self.begun if at > time.monotonic() - _RETENTION_SECONDS]
+        expired_before = RangeLedger(LocalStore(dagster.buffer)).retention().expired_before
+        assert expired_before <= min(young, default=expired_before), "what was produced just now has expired"
 
 
 def named_batches(buffer: Path) -> set[str]:
@@ -223,7 +234,7 @@ def _daemon(stage: Stage, chance: random.Random) -> bool:
     stage.produce()
     stage.first("a run", is_run)
     stage.wait(chance, 8)
-    is_behind = dagster.frontier < dagster.next_sequence and bool(stage.runs())
+    is_behind = stage.is_behind() and bool(stage.runs())
     killed = kill(dagster.daemon())
     dagster.wait_until_it_ended()
     return is_behind and killed == 1
@@ -232,19 +243,21 @@ def _daemon(stage: Stage, chance: random.Random) -> bool:
 def _code_server(stage: Stage, chance: random.Random) -> bool:
     """`dagster dev` goes on without it, and nothing works any more: a person ends it, and starts it again."""
     stage.produce()
-    time.sleep(chance.uniform(0, 12))
+    stage.wait(chance, 12)
+    is_behind = stage.is_behind()
     killed = kill(stage.first("a code server", lambda line: "dagster api grpc" in line))
     stage.deployed.dagster.stop()
-    return killed == 1
+    return is_behind and killed == 1
 
 
 def _everything(stage: Stage, chance: random.Random) -> bool:
     """All processes of the deployment at once; not the machine: what they had written stays written."""
     stage.produce()
-    time.sleep(chance.uniform(2, 20))
+    stage.wait(chance, 20)
+    is_behind = stage.is_behind()
     kill(*stage.deployed.dagster.left())
     stage.deployed.dagster.wait_until_it_ended()
-    return True
+    return is_behind
 
 
 def _run(stage: Stage, chance: random.Random) -> bool:

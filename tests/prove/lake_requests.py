@@ -58,7 +58,9 @@ def prove(size: Size) -> Iterator[Proof]:
     with timed(proof), size.pick(s3_server, real_s3_server)() as root:
         requests = len(run(root.fresh(), None, None).requests)
         every = [(number, way) for number in range(1, requests + 1) for way in WAYS]
-        for number, way in size.pick(size.chance("lake requests").sample(every, FEW), every):
+        chosen = size.pick(size.chance("lake requests").sample(every, FEW), every)
+        proof.wanted = len(chosen)
+        for number, way in chosen:
             try:
                 trial = run(root.fresh(), number, way)
             except Exception as error:  # noqa: BLE001, only errors of ours may come out

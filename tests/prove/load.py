@@ -196,7 +196,7 @@ def _large_batch(proof: Proof, spark: SparkSession, folder: Path, whole: int, co
     most = _MOST_COPIES * whole + _MOST_BESIDE
     peaks = {"the producer": answer["peak"], "a landing worker": max(_worker_peaks(), default=0)}
     for who, peak in peaks.items():
-        if peak > most:
+        if not 0 < peak <= most:
             proof.invented += 1
             proof.notes.append(f"{who} took {peak >> 20:,} MiB, and {most >> 20:,} is the most")
     proof.notes.append(
@@ -236,10 +236,13 @@ def _large_block(size: Size, spark: SparkSession, folder: Path) -> Proof:
     proof.tried = count
     proof.lost = len(set(range(count)) - seen)
     proof.invented += len(seen - set(range(count)))
-    peak = max(_worker_peaks(), default=0)
+    peak, most = max(_worker_peaks(), default=0), _MOST_BESIDE
+    if not 0 < peak <= most:
+        proof.invented += 1
+        proof.notes.append(f"a landing worker took {peak >> 20:,} MiB, and {most >> 20:,} is the most")
     proof.notes.append(
         f"{planned.size >> 10:,} KiB stored, landing {whole / landed.seconds / 1e6:,.0f} MB/s of records; at its peak "
-        f"a landing worker had {peak >> 20:,} MiB"
+        f"a landing worker had {peak >> 20:,} MiB, of {most >> 20:,}"
     )
     return proof
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from objbuf_dagster.buffer import BufferPlace, Consumer, Durable, GarbageCollector, Producer
-from objbuf_dagster.buffer.retention import read_retention
+from objbuf_dagster.buffer.retention import DEFAULT_RETENTION_SECONDS, read_retention
 from objbuf_dagster.errors import Fenced, ObjbufError, StorageError
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.orchestration.acking import Survey, ack_surveyed
@@ -48,6 +48,8 @@ class World:
         self.buffer = ClockedStore(lambda: self.now)
         self._table = table
         self._frontier = self._next_sequence = 0
+        self._acked: list[tuple[float, int]] = []
+        """When the frontier was seen to move, and how far: what the collector notes of that may be wrong."""
 
     def clock(self) -> float:
         return self.now
@@ -74,11 +76,14 @@ class World:
                 reached = landed.end + 1
             if reached < manifest.frontier:
                 found.append(f"the frontier is {manifest.frontier}, and not all before it has landed")
+            self._acked.append((self.now, manifest.frontier))
         self._frontier, self._next_sequence = manifest.frontier, manifest.next_sequence
         if len({entry.location for entry in entries}) != len(entries):
             found.append("a batch is in the manifest twice")
         there = {info.path for info in self.buffer.list("ingest")}
-        expired_before = read_retention(self.buffer, "ingest")[0].expired_before
+        due = max((reached for at, reached in self._acked if at <= self.now - DEFAULT_RETENTION_SECONDS), default=0)
+        if (expired_before := read_retention(self.buffer, "ingest")[0].expired_before) > due:
+            found.append(f"ranges before {expired_before} expired, and only those before {due} were due")
         ranges = [one for one in RangeLedger(self.buffer).list() if one.end >= expired_before]
         named = {entry.location for entry in entries} | {b.descriptor.location for one in ranges for b in one.batches}
         if named - there:

@@ -125,6 +125,7 @@ def prove(size: Size) -> Iterator[Proof]:
 
 
 def _try_all(proof: Proof, tried: list[Point]) -> Proof:
+    proof.wanted = len(tried)
     kinds: Counter[str] = Counter()
     methods: Counter[str] = Counter()
     errors = doubtful = repeated = 0

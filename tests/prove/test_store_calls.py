@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from objbuf_dagster.buffer import GarbageCollector
 from objbuf_dagster.orchestration import acking
 from objbuf_dagster.ranges import SequenceRange
 from tests.prove import ticks
@@ -59,6 +60,15 @@ def test_an_ack_that_runs_ahead_of_what_landed_is_seen(tmp_path: Path, monkeypat
     wrongs = run(None, tmp_path / "lake").wrongs
 
     assert any("not all before it has landed" in wrong for wrong in wrongs)
+
+
+def test_a_collector_that_lets_ranges_expire_too_early_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By when they were acked: what the collector itself says of that would excuse it."""
+    monkeypatch.setattr(GarbageCollector, "_retention_to_keep", lambda *_: 0.0)
+
+    wrongs = run(None, tmp_path / "lake").wrongs
+
+    assert any("expired, and only those before 0 were due" in wrong for wrong in wrongs)
 
 
 @pytest.mark.parametrize("act", ticks.ACTS)

@@ -140,6 +140,7 @@ def _wrong_in_the_end(sensor: Sensing) -> list[str]:
 def try_all(proof: Proof, size: Size) -> None:
     """Count these points, and what is wrong after them, with those of a proof."""
     tried: Counter[str] = Counter()
+    proof.wanted += len(points(size))
     for act, point in points(size):
         try:
             wrongs = run(act, point)
