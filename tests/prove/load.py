@@ -223,6 +223,7 @@ def _large_block(size: Size, spark: SparkSession, folder: Path) -> Proof:
     location = f"ingest/{new_ulid(1_700_000_000_000)}.batch"
     place.store.put(location, frame_batch([first, *[middle] * (count - 2), last], count, "zstd"))
     append(place.store, location)
+    _forget_peaks()
     with timed(proof):
         (planned,) = plan(place.manifests(), RangeLedger(place.store), Limits(max_wait=0))
         (landed,) = land_all(spark, place, [planned], table, verify=True)
@@ -249,8 +250,18 @@ def _large_block(size: Size, spark: SparkSession, folder: Path) -> Proof:
 
 def _worker_peaks() -> list[int]:
     """The most memory that each of Spark's Python workers, which are kept for some time, ever had."""
-    daemons = [pid for pid, line in descendants(os.getpid()).items() if "pyspark.daemon" in line]
-    return [_peak(pid) for pid in daemons]
+    return [_peak(pid) for pid in _workers()]
+
+
+def _forget_peaks() -> None:
+    """Let it be the most that they have from now on: they have held other things before."""
+    for pid in _workers():
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def _workers() -> list[int]:
+    return [pid for pid, line in descendants(os.getpid()).items() if "pyspark.daemon" in line]
 
 
 def _peak(pid: int | str = "self") -> int:
