@@ -164,7 +164,7 @@ class Stage:
     def compare(self, proof: Proof) -> None:
         """Hold the table, the frontier and the buffer against what producers were told."""
         ledgers = self.deployed.ledgers
-        assert all(map(durable, ledgers[-_PRODUCERS:])), "a producer was told of nothing, so nothing is known of it"
+        assert any(map(durable, ledgers[-_PRODUCERS:])), "no producer was told of anything, so nothing was at stake"
         rows = self.deployed.rows()
         self.landed = len(rows)
         proof.compare(
