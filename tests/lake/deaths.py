@@ -1,4 +1,5 @@
-"""Processes that kill themselves at the so-manyeth step of a landing, or of what moves a state, for a test to run.
+"""Processes that kill themselves at the so-manyeth step of a landing, a decoding, a redrive, a quarantine or of what
+moves a state, for a test to run.
 
 Forked from one that has imported everything and used nothing: deltalake hangs in children of one that has.
 """
@@ -28,14 +29,30 @@ from objbuf_dagster.lake.failures import NoTable
 from objbuf_dagster.lake.state import StateTable
 from objbuf_dagster.lake.transfer import export_table, import_table
 from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.ranges.quarantine import QuarantineLedger
+from objbuf_dagster.spark.redriving import redrive
 from objbuf_dagster.store import LocalStore
 from tests.lake.landings import key, land, sequences, tags
 from tests.lake.states import Accounts, Entries, World
+from tests.spark.decoding import (
+    Lake,
+    Words,
+    expected_letters,
+    expected_words,
+    lake_at,
+    letters_in,
+    nothing_is_lost,
+    words_in,
+)
+from tests.spark.here import Texts, here, lake_of
 
 RANGES: dict[int, Entries] = {
     0: [["a1 put 1|b1 put 2", "c1 put 3"], ["damaged"]],
     2: [["a1 add 4", "b1 close 0"], ["c2 put 5|a2 noise 6"]],
 }
+TEXTS = ("one two", "bad apple", "three", "")
+OLDER, NEWER, MENDED = Words(version=1), Words(version=2, bad=("three",)), Words(version=3, bad=())
+"""What is a letter of the first is rows of the second, and the other way round; the last takes all."""
 MOST_STEPS = 200
 
 
@@ -85,9 +102,27 @@ def prepare(root: Path) -> None:
             world.apply()
     export_table(world.state, root / "export")
     land(LakeTable(root / "entries"), key(0), b"old")
+    lake_of(root / "words", TEXTS).succeed(here(), OLDER)
+
+
+def words_at(root: Path) -> Lake:
+    return lake_at(root / "words", Texts(TEXTS), OLDER)
 
 
 def move(what: str, root: Path) -> None:
+    if what in ("decode", "redrive"):
+        lake = words_at(root)
+        if what == "decode":
+            lake.succeed(here(), NEWER)
+        else:
+            list(redrive(here(), lake.entries, MENDED, lake.table, lake.dead_letters))
+        return
+    if what == "quarantine":
+        records = QuarantineLedger(LocalStore(root / "buffer"))
+        records.add(1, "ingest/1.batch", "it is damaged")
+        records.undo(1)
+        records.add(2, "ingest/2.batch", "it is, too")
+        return
     if what == "land":
         land(LakeTable(root / "entries"), key(0), b"new")
         land(LakeTable(root / "entries"), key(1), b"new")
@@ -105,6 +140,12 @@ def move(what: str, root: Path) -> None:
 
 def check(what: str, root: Path) -> None:
     """Nothing is there by halves; doing it again, then going on, gives what it should."""
+    if what in ("decode", "redrive"):
+        check_decoded(root, NEWER if what == "decode" else MENDED, what)
+        return
+    if what == "quarantine":
+        check_quarantined(root)
+        return
     if what == "land":
         check_landed(root)
         return
@@ -123,6 +164,31 @@ def check(what: str, root: Path) -> None:
     assert after is not None
     assert (after.next_sequence, after.ranges) == (4, 2)
     assert world.found() == world.expected()
+
+
+def check_decoded(root: Path, decoder: Words, what: str) -> None:
+    lake = words_at(root)
+    nothing_is_lost(decoder, lake)
+    move(what, root)
+    rows = lake.filled.rows()
+    assert words_in(lake.table) == expected_words(decoder, rows)
+    assert letters_in(lake.dead_letters) == expected_letters(decoder, rows)
+
+
+def check_quarantined(root: Path) -> None:
+    """What is recorded is what was there before some step or after it, whole."""
+    records = QuarantineLedger(LocalStore(root / "buffer"))
+    found = records.read()
+    told = [(one.sequence, one.active, one.reason) for one in found.batches]
+    assert told in (
+        [],
+        [(1, True, "it is damaged")],
+        [(1, False, "it is damaged")],
+        [(1, False, "it is damaged"), (2, True, "it is, too")],
+    ), told
+    move("quarantine", root)
+    after = records.read()
+    assert [(one.sequence, one.active) for one in after.batches] == [(1, False), (2, True)]
 
 
 def check_landed(root: Path) -> None:
@@ -165,5 +231,5 @@ def die_at_each_step(what: str, made: Path, root: Path) -> int:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     assert in_child(lambda: prepare(place / "made")) == 0
-    for kind in ("land", "apply", "rebuild", "import"):
+    for kind in ("land", "decode", "redrive", "quarantine", "apply", "rebuild", "import"):
         print(kind, die_at_each_step(kind, place / "made", place), flush=True)

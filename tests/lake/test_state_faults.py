@@ -323,14 +323,15 @@ def test_a_killed_process_leaves_the_state_of_its_cursor(tmp_path: Path, what: s
 
 
 def test_a_process_that_is_killed_at_any_step_leaves_whole_ranges_and_a_whole_state(tmp_path: Path) -> None:
-    """Kill -9 before and after each write and each commit of landing ranges, and of applying, rebuilding and importing;
-    the last before a commit is between a range's last data file and the log. Then all is done."""
+    """Kill -9 before and after each write and each commit of landing, decoding, redriving and quarantining, and of
+    applying, rebuilding and importing; the last before a commit is between a range's last data file and the log. Then
+    all is done."""
     command = [sys.executable, "-m", "tests.lake.deaths", str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
     steps = {what: int(number) for what, number in map(str.split, done.stdout.splitlines())}
-    assert set(steps) == {"land", "apply", "rebuild", "import"}
+    assert set(steps) == {"land", "decode", "redrive", "quarantine", "apply", "rebuild", "import"}
     assert all(number >= 6 for number in steps.values()), "a bucket, the cursor and the commit at least, twice each"
     assert steps["land"] >= 18, "two data files and a commit, three times, twice each"
 
