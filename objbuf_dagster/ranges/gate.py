@@ -10,8 +10,8 @@ closes nothing.
 
 Where nothing of ours is in flight, waiting lowers nothing: then the gate opens below `pause_above` already. Otherwise a
 machine that others keep at 0.7 would hold us back for ever, after one moment above 0.8. And where they keep its memory
-above that, one range at a time passes the closed gate. A full disk lets nothing pass: what is written there stays, and
-only a person makes room.
+above that, up to `stop_above`, one range at a time passes the closed gate. A full disk lets nothing pass: what is
+written there stays, and only a person makes room.
 
 `step` is a pure function. The readers look at the machine they run on, below a `root` that tests can give: for runs
 elsewhere (a cluster, pods), pass no memory and no disk, since those of the sensor's host say nothing of theirs.
@@ -94,6 +94,8 @@ class Gate:
 
     pause_above: pressure at which nothing new is started, up to 1.
     resume_below: pressure at which work goes on, below pause_above.
+    stop_above: memory from which on not even one range at a time is started where others keep it above pause_above: a
+        run would bring the machine down.
     max_ranges: in flight, whoever started them, that are a pressure of 1. Above what the sensor itself keeps in flight.
     max_bytes: of the ranges in flight that are not acked, that are a pressure of 1. A run that lands acked ranges again
         (a backfill) is one of `max_ranges`, whatever its bytes: they are in no manifest any more.
@@ -105,6 +107,7 @@ class Gate:
 
     pause_above: float = 0.80
     resume_below: float = 0.65
+    stop_above: float = 0.95
     max_ranges: int = 8
     max_bytes: int = 8 << 30
     min_free_bytes: int = 10 << 30
@@ -119,6 +122,7 @@ class Gate:
                 f"the gate's resume_below must be below pause_above, which is {self.pause_above:g}, and is "
                 f"{self.resume_below:g}"
             )
+        check_number(self, "stop_above", 0.01, 1)
         check_number(self, "max_ranges", 1, 1_000_000, whole=True)
         check_number(self, "max_bytes", 1, 1 << 60, whole=True)
         check_number(self, "min_free_bytes", 1, 1 << 60, whole=True)
@@ -189,14 +193,17 @@ class Gate:
         if not state.held:
             return math.inf
         is_idle = pressure.ranges == 0
-        return 1 if is_idle and replace(pressure, memory=None).worst()[1] < self.pause_above else 0
+        if not is_idle or (pressure.memory or 0.0) >= self.stop_above:
+            return 0
+        return 1 if replace(pressure, memory=None).worst()[1] < self.pause_above else 0
 
     def tell(self, state: GateState, pressure: Pressure) -> str:
         """A sentence for who reads the log."""
         why, level = pressure.worst()
         if state.held:
             meanwhile = {
-                "memory": "Until then, one range at a time is started when nothing is in flight",
+                "memory": f"Until then, one range at a time is started when nothing is in flight, up to "
+                f"{self.stop_above:g}",
                 "disk": "Free some space on the lake's disk: nothing else will",
             }.get(why, "What is in flight lowers it when it ends")
             return (
