@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from objbuf_dagster.orchestration import BufferResource, BufferSource
+from objbuf_dagster.orchestration import BufferResource, BufferSource, SensorSettings
 from tests.orchestration.deployments import Deployment, deployment, entries_asset
-from tests.orchestration.sensing import Sensing, sensing
+from tests.orchestration.gates import SMALL, Machine
+from tests.orchestration.sensing import Sensing, key, keys, sensing
+from tests.orchestration.sensing import produce as produce_into
 
 Produce = Callable[..., None]
 
@@ -55,4 +57,17 @@ def deployed_on_spark(tmp_path: Path, buffer: BufferResource, lake: Path, spark:
 def sensor() -> Iterator[Sensing]:
     """The sensor alone, on a buffer in memory: no run of it does anything."""
     with sensing() as made:
+        yield made
+
+
+@pytest.fixture
+def gated() -> Iterator[Sensing]:
+    """Two ranges of two batches are in flight, and four more batches wait."""
+    with sensing(settings=SensorSettings(regulator=SMALL, retry_seconds=0, max_in_flight=2)) as made:
+        made.host = Machine()
+        produce_into(made.store, 4, size=989)
+        made.tick()
+        assert keys(made.tick()) == [key(0, 1), key(2, 3)]
+        produce_into(made.store, 4, size=989)
+        made.later = 120
         yield made

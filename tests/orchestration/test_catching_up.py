@@ -8,8 +8,8 @@ import dagster as dg
 import pytest
 
 from objbuf_dagster.orchestration import SensorSettings
+from tests.orchestration.gates import SMALL, Machine
 from tests.orchestration.sensing import Sensing, key, produce
-from tests.orchestration.test_gating import SMALL, Machine
 
 STATE = dg.AssetKey("service_latest")
 

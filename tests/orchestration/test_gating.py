@@ -2,78 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster._core.storage.tags import (
-    ASSET_PARTITION_RANGE_END_TAG,
-    ASSET_PARTITION_RANGE_START_TAG,
     PARTITION_NAME_TAG,
 )
 
 from objbuf_dagster.orchestration import BufferResource, SensorSettings, SparkResource
-from objbuf_dagster.orchestration.host import RunHost
-from objbuf_dagster.orchestration.tick import TickResult
 from objbuf_dagster.ranges import Limits
 from objbuf_dagster.ranges.gate import Gate
 from objbuf_dagster.ranges.regulator import Regulator
 from tests.orchestration.deployments import Deployment, deployment
-from tests.orchestration.sensing import ENTRIES, Sensing, key, keys, produce, sensing
-
-SMALL = Regulator.of("balanced", min_bytes=1, max_bytes=2000, slowdown=0.0)
-"""Ranges of two batches, and as many at a time as the sensor may start."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Machine(RunHost):
-    """A machine in such a state."""
-
-    used: float = 0.5
-    limit: float = float(64 << 30)
-    free: int = 1 << 40
-
-    def memory(self, _: dg.DagsterInstance, /) -> list[tuple[float, float]]:
-        return [(self.used * self.limit, self.limit)]
-
-    def disk(self, _: dg.DagsterInstance, /) -> tuple[int, int] | None:
-        return self.free, 2 << 40
-
-
-@pytest.fixture
-def gated() -> Iterator[Sensing]:
-    """Two ranges of two batches are in flight, and four more batches wait."""
-    with sensing(settings=SensorSettings(regulator=SMALL, retry_seconds=0, max_in_flight=2)) as made:
-        made.host = Machine()
-        produce(made.store, 4, size=989)
-        made.tick()
-        assert keys(made.tick()) == [key(0, 1), key(2, 3)]
-        produce(made.store, 4, size=989)
-        made.later = 120
-        yield made
-
-
-def numbers(outcome: TickResult) -> dict[str, Any]:
-    (event,) = outcome.observations
-    return {name: value.value for name, value in event.metadata.items()}
-
-
-OF_ENTRIES = frozenset({ENTRIES})
-
-
-def backfill(
-    sensor: Sensing, tags: Mapping[str, str] | None = None, selection: frozenset[dg.AssetKey] | None = OF_ENTRIES
-) -> dg.DagsterRun:
-    """A person's run of a range that is acked long ago, or will be; it has begun."""
-    run = sensor.record(tags or {PARTITION_NAME_TAG: key(10**6, 10**6)}, selection)
-    event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name, message="begins")
-    sensor.instance.report_dagster_event(event, run.run_id, timestamp=time.time() + sensor.later)
-    return run
+from tests.orchestration.gates import OF_ENTRIES, SMALL, Machine, backfill, numbers
+from tests.orchestration.sensing import Sensing, key, keys, produce, sensing
 
 
 @pytest.mark.parametrize(
@@ -198,76 +143,6 @@ def test_what_waits_for_memory_says_so() -> None:
         # then
         assert outcome.runs == []
         assert outcome.sentence.endswith("4 batches wait: memory has no room for one more run yet")
-
-
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_a_run_that_will_never_end_holds_nothing_back(gated: Sensing, has_begun: bool) -> None:
-    # given both runs in flight lost their machine: one in its midst, one while Dagster started it
-    for one in (key(0, 1), key(2, 3)):
-        if has_begun:
-            gated.begin(one)
-        else:
-            gated.starting(one)
-    gated.settings = dataclasses.replace(gated.settings, max_in_flight=4)
-    gated.host = Machine(used=0.9)
-    assert gated.tick().runs == []
-    # when
-    gated.later += 10 * 3600
-    outcome = gated.tick()
-    # then they are no work, no pressure, and slow nobody
-    assert keys(outcome) == [key(4, 4)]
-    assert numbers(outcome)["pressure"] == 0.9
-    gated.host = Machine()
-    assert gated.tick(launch=False).note.startswith("new ranges are started")
-
-
-@pytest.mark.parametrize("seconds", [79, 200, 3700], ids=["small ranges before", "a slow sink", "a clock that jumped"])
-def test_a_run_that_takes_long_holds_back_what_is_new(gated: Sensing, seconds: float) -> None:
-    # given
-    for one in (key(0, 1), key(2, 3)):
-        gated.begin(one)
-    gated.settings = dataclasses.replace(gated.settings, max_in_flight=4)
-    gated.host = Machine(used=0.95)
-    gated.tick()
-    # when
-    gated.later += seconds
-    # then
-    assert [gated.tick().runs for _ in range(3)] == [[], [], []]
-
-
-def test_beside_a_run_that_takes_long_another_one_needs_room(gated: Sensing) -> None:
-    # given
-    for one in (key(0, 1), key(2, 3)):
-        gated.begin(one)
-    gated.settings = dataclasses.replace(gated.settings, max_in_flight=4)
-    gated.host = Machine(used=0.7, limit=float(2 << 30))
-    # when
-    gated.later += 600
-    outcome = gated.tick()
-    # then
-    assert outcome.runs == []
-    assert outcome.sentence.endswith("4 batches wait: memory has no room for one more run yet")
-    # when there is
-    gated.host = Machine(used=0.7)
-    # then
-    assert gated.tick().runs != []
-
-
-def test_a_backfill_of_many_ranges_in_one_run_takes_hours_and_is_not_dead(gated: Sensing) -> None:
-    # given nothing else of ours runs, others keep memory full, and a person lands again what is acked
-    gated.land(key(0, 1))
-    gated.land(key(2, 3))
-    span = {ASSET_PARTITION_RANGE_START_TAG: key(10**6, 10**6), ASSET_PARTITION_RANGE_END_TAG: key(10**7, 10**7)}
-    backfill(gated, span)
-    gated.host = Machine(used=0.9)
-    # when
-    gated.later += 5 * 3600
-    # then
-    assert gated.tick().runs == []
-    # when its machine is gone
-    gated.later += 30 * 3600
-    # then
-    assert keys(gated.tick()) == [key(4, 4)]
 
 
 def test_pressure_that_moves_while_the_gate_is_closed_is_plotted(gated: Sensing) -> None:

@@ -13,8 +13,8 @@ from objbuf_dagster.orchestration.tick import Kept
 from objbuf_dagster.ranges import Limits
 from objbuf_dagster.store import MemoryStore, ObjectInfo, open_store
 from tests.orchestration.deployments import deployment
+from tests.orchestration.gates import Machine
 from tests.orchestration.sensing import Sensing, buffer_in, key, keys, produce, sensing
-from tests.orchestration.test_gating import Machine
 from tests.support.bucket import fake_bucket
 from tests.support.buffers import manifest_of
 from tests.support.counting import CountingStore
