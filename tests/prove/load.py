@@ -42,7 +42,7 @@ _COLUMNS = ["_odb_sequence", "_odb_entry_index", "entry"]
 
 def prove(size: Size) -> Iterator[Proof]:
     with session() as spark:
-        for proof in (_producers, _long_manifest, _large_batches, _large_block):
+        for proof in (_producers, _long_manifest, _large_block, _large_batches):
             with tempfile.TemporaryDirectory(prefix="objbuf-load-") as folder:
                 yield proof(size, spark, Path(folder))
 
@@ -223,11 +223,12 @@ def _large_block(size: Size, spark: SparkSession, folder: Path) -> Proof:
     location = f"ingest/{new_ulid(1_700_000_000_000)}.batch"
     place.store.put(location, frame_batch([first, *[middle] * (count - 2), last], count, "zstd"))
     append(place.store, location)
-    _forget_peaks()
+    before = _forget_peaks()
     with timed(proof):
         (planned,) = plan(place.manifests(), RangeLedger(place.store), Limits(max_wait=0))
         (landed,) = land_all(spark, place, [planned], table, verify=True)
         assert isinstance(landed, Landed), landed
+    grown = [_memory(pid, "VmHWM") - before.get(pid, 0) for pid in _workers()]
     seen: set[int] = set()
     for piece in table.delta().to_pyarrow_dataset().to_batches(columns=_COLUMNS, batch_size=16):
         for index, value in zip(piece.column("_odb_entry_index").to_pylist(), piece.column("entry"), strict=True):
@@ -237,38 +238,38 @@ def _large_block(size: Size, spark: SparkSession, folder: Path) -> Proof:
     proof.tried = count
     proof.lost = len(set(range(count)) - seen)
     proof.invented += len(seen - set(range(count)))
-    peak, most = max(_worker_peaks(), default=0), _MOST_BESIDE
-    if not 0 < peak <= most:
+    if not grown or max(grown) > _MOST_BESIDE:
         proof.invented += 1
-        proof.notes.append(f"a landing worker took {peak >> 20:,} MiB, and {most >> 20:,} is the most")
+        proof.notes.append(f"landing workers took {grown} bytes, and {_MOST_BESIDE} is the most")
     proof.notes.append(
         f"{planned.size >> 10:,} KiB stored, landing {whole / landed.seconds / 1e6:,.0f} MB/s of records; at its peak "
-        f"a landing worker had {peak >> 20:,} MiB, of {most >> 20:,}"
+        f"a landing worker took {max(grown, default=0) >> 20:,} MiB for it, of {_MOST_BESIDE >> 20:,}"
     )
     return proof
 
 
 def _worker_peaks() -> list[int]:
     """The most memory that each of Spark's Python workers, which are kept for some time, ever had."""
-    return [_peak(pid) for pid in _workers()]
+    return [_memory(pid, "VmHWM") for pid in _workers()]
 
 
-def _forget_peaks() -> None:
-    """Let it be the most that they have from now on: they have held other things before."""
+def _forget_peaks() -> dict[int, int]:
+    """Let them tell of no other peak than that of what comes now; what each of them has before it."""
     for pid in _workers():
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return {pid: _memory(pid, "VmRSS") for pid in _workers()}
 
 
 def _workers() -> list[int]:
     return [pid for pid, line in descendants(os.getpid()).items() if "pyspark.daemon" in line]
 
 
-def _peak(pid: int | str = "self") -> int:
-    """The most memory that a process ever had, in bytes; 0 if it is gone."""
+def _memory(pid: int | str, what: str) -> int:
+    """Of a process, in bytes, as Linux tells it; 0 if it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{what}:"):
                 return int(line.split()[1]) * 1024
     return 0
 
@@ -283,7 +284,7 @@ def _produce_large(url: str, compression: Compression, whole: int) -> None:
             entry = os.urandom(_LARGE_ENTRY)
             digests.append(hashlib.sha256(entry).hexdigest())
             producer.produce([entry])
-    print(json.dumps({"digests": digests, "peak": _peak()}))
+    print(json.dumps({"digests": digests, "peak": _memory("self", "VmHWM")}))
 
 
 def _produce(url: str, ledger: Path, calls: int) -> None:
