@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 from objbuf_dagster.orchestration.acking import Survey
 from objbuf_dagster.protocol import Manifest
 from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.ranges.ledger import utc
 
 
 def ranges_ahead(manifest: Manifest, seen: Survey) -> int:
@@ -70,9 +70,8 @@ def _by_hand(one: SequenceRange, seen: Survey, gates: Sequence[str], now: float)
     """How a person lets a range land, or goes on without. A mark that is older than the plan would not count."""
     of = f" of {' and '.join(gates)}" if len(gates) > 1 else ""
     each = " in each of them" if of else ""
-    planned_at = max((found.planned_at_ms / 1000 for found in seen.planned if found.start == one.start), default=now)
-    when = datetime.fromtimestamp(planned_at, timezone.utc)
-    late = f" (after {when:%Y-%m-%dT%H:%M:%SZ}: the clock was ahead when it was planned)" if planned_at > now else ""
+    planned_ms = next((found.planned_at_ms for found in seen.planned if found.start == one.start), 0)
+    late = f" (after {utc(planned_ms)}: the clock was ahead when it was planned)" if planned_ms > now * 1000 else ""
     return f"materialise that partition{of}; or report it as materialised{each}, to go on without{late}"
 
 

@@ -168,7 +168,7 @@ class RangeLedger:
         retention = self.retention()
         if wanted.end < retention.expired_before:
             since_ms, seconds = retention.expiry_of(wanted.end)
-            raise RangeExpired(wanted.key, since_ms=since_ms, since=_utc(since_ms), retention_seconds=seconds)
+            raise RangeExpired(wanted.key, since_ms=since_ms, since=utc(since_ms), retention_seconds=seconds)
 
     def _load_if_there(self, start: int) -> RangeObject | None:
         try:
@@ -220,7 +220,8 @@ def compare_locations(planned: RangeObject, known: dict[int, str]) -> None:
             )
 
 
-def _utc(time_ms: int) -> str:
+def utc(time_ms: int) -> str:
+    """A time from outside, to the second, if it is one."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
