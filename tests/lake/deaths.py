@@ -1,28 +1,12 @@
 """Processes that kill themselves at the so-manyeth step of a landing, a decoding, a redrive, a quarantine or of what
-moves a state, for a test to run.
-
-Forked from one that has imported everything and used nothing: deltalake hangs in children of one that has.
-"""
+moves a state, for a test to run."""
 
 from __future__ import annotations
 
 import functools
-import os
-import shutil
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import deltalake.transaction  # noqa: F401
-import numpy  # noqa: F401, ICN001  before the forks, as those below: importing takes longest
-import pyarrow.compute
-import pyarrow.dataset
-import pyarrow.fs
-import pyarrow.parquet  # noqa: F401
-
-import objbuf_dagster.store.cloud  # noqa: F401
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.lake.delta import DeltaPlace
 from objbuf_dagster.lake.failures import NoTable
@@ -34,63 +18,14 @@ from objbuf_dagster.spark.redriving import redrive
 from objbuf_dagster.store import LocalStore
 from tests.lake.landings import key, land, sequences, tags
 from tests.lake.states import Accounts, Entries, World
-from tests.spark.decoding import (
-    Lake,
-    Words,
-    expected_letters,
-    expected_words,
-    lake_at,
-    letters_in,
-    nothing_is_lost,
-    words_in,
-)
-from tests.spark.here import Texts, here, lake_of
+from tests.spark.decoding import Words, nothing_is_lost
+from tests.spark.here import MENDED, NEWER, OLDER, decoded_by, has_exactly, here, lake_there
+from tests.support.dying import die_at_each_step, in_child
 
 RANGES: dict[int, Entries] = {
     0: [["a1 put 1|b1 put 2", "c1 put 3"], ["damaged"]],
     2: [["a1 add 4", "b1 close 0"], ["c2 put 5|a2 noise 6"]],
 }
-TEXTS = ("one two", "bad apple", "three", "")
-OLDER, NEWER, MENDED = Words(version=1), Words(version=2, bad=("three",)), Words(version=3, bad=())
-"""What is a letter of the first is rows of the second, and the other way round; the last takes all."""
-MOST_STEPS = 200
-
-
-def in_child(do: Callable[[], object]) -> int:
-    """What became of a child that did it: 0, the number of the signal that ended it with a minus, or 1."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            do()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def die_at(last: int) -> None:
-    """From now on every write to a store and every commit is two steps, before it and after; this is the last one."""
-    left = last
-
-    def step() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def instead(*given: Any, **named: Any) -> Any:
-            step()
-            done = call(*given, **named)
-            step()
-            return done
-
-        return instead
-
-    for owner, name in ((LocalStore, "put"), (LocalStore, "delete"), (DeltaPlace, "_write"), (DeltaPlace, "make")):
-        setattr(owner, name, dying(getattr(owner, name)))
 
 
 def prepare(root: Path) -> None:
@@ -102,16 +37,12 @@ def prepare(root: Path) -> None:
             world.apply()
     export_table(world.state, root / "export")
     land(LakeTable(root / "entries"), key(0), b"old")
-    lake_of(root / "words", TEXTS).succeed(here(), OLDER)
-
-
-def words_at(root: Path) -> Lake:
-    return lake_at(root / "words", Texts(TEXTS), OLDER)
+    decoded_by(OLDER, root / "words")
 
 
 def move(what: str, root: Path) -> None:
     if what in ("decode", "redrive"):
-        lake = words_at(root)
+        lake = lake_there(root / "words")
         if what == "decode":
             lake.succeed(here(), NEWER)
         else:
@@ -167,12 +98,10 @@ def check(what: str, root: Path) -> None:
 
 
 def check_decoded(root: Path, decoder: Words, what: str) -> None:
-    lake = words_at(root)
+    lake = lake_there(root / "words")
     nothing_is_lost(decoder, lake)
     move(what, root)
-    rows = lake.filled.rows()
-    assert words_in(lake.table) == expected_words(decoder, rows)
-    assert letters_in(lake.dead_letters) == expected_letters(decoder, rows)
+    assert has_exactly(decoder, lake)
 
 
 def check_quarantined(root: Path) -> None:
@@ -209,27 +138,9 @@ def there(place: DeltaPlace) -> bool:
     return True
 
 
-def die_at_each_step(what: str, made: Path, root: Path) -> int:
-    """How many steps it has. Ends with an error if one of them is a bad one to die at."""
-    for last in range(1, MOST_STEPS):
-        copy = root / str(last)
-        shutil.copytree(made, copy)
-
-        def dying(last: int = last, copy: Path = copy) -> None:
-            die_at(last)
-            move(what, copy)
-
-        ended = in_child(dying)
-        assert ended in (0, -signal.SIGKILL), f"step {last} ended with {ended}"
-        assert in_child(functools.partial(check, what, copy)) == 0, f"step {last} of {what}"
-        shutil.rmtree(copy)
-        if ended == 0:
-            return last - 1
-    raise AssertionError(f"{what} has more than {MOST_STEPS} steps")
-
-
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     assert in_child(lambda: prepare(place / "made")) == 0
     for kind in ("land", "decode", "redrive", "quarantine", "apply", "rebuild", "import"):
-        print(kind, die_at_each_step(kind, place / "made", place), flush=True)
+        doing, checking = functools.partial(move, kind), functools.partial(check, kind)
+        print(kind, die_at_each_step(doing, checking, place / "made", place), flush=True)

@@ -16,11 +16,14 @@ from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.session import _PREPARED
 from objbuf_dagster.spark.shipping import archive_digest
 from objbuf_dagster.store import MemoryStore
-from tests.spark.decoding import Lake, Words, lake_at
+from tests.spark.decoding import Lake, Words, expected_letters, expected_words, lake_at, letters_in, words_in
 from tests.spark.landing import Filled
 from tests.spark.rows import Row
 
 RANGE = SequenceRange(0, 0)
+TEXTS = ("one two", "bad apple", "three", "")
+OLDER, NEWER, MENDED = Words(version=1), Words(version=2, bad=("three",)), Words(version=3, bad=())
+"""What is a letter of the first is rows of the second, and the other way round; the last takes all."""
 
 
 class _Frame:
@@ -83,3 +86,21 @@ def land_texts(entries: LakeTable, texts: Sequence[str]) -> None:
     ]
     writer.add(pa.RecordBatch.from_arrays(columns, schema=schema))
     entries.commit(RANGE.key, writer.finish(), epoch=1)
+
+
+def decoded_by(decoder: Words, directory: Path) -> None:
+    """A lake with TEXTS, decoded."""
+    lake_of(directory, TEXTS).succeed(here(), decoder)
+
+
+def lake_there(directory: Path) -> Lake:
+    """What `decoded_by` has left there."""
+    return lake_at(directory, Texts(TEXTS), Words())
+
+
+def has_exactly(decoder: Words, lake: Lake) -> bool:
+    """Whether the lake has what this decoder makes of its entries, each once, and nothing else."""
+    rows = lake.filled.rows()
+    return words_in(lake.table) == expected_words(decoder, rows) and letters_in(lake.dead_letters) == expected_letters(
+        decoder, rows
+    )

@@ -6,9 +6,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.errors import ObjbufError
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import Metadata
+from objbuf_dagster.ranges import RangeLedger
 from objbuf_dagster.ranges.quarantine import QuarantineLedger
 from objbuf_dagster.spark.landing import Failed, Landed, commit, shares
 from objbuf_dagster.spark.leaving_out import LeftOut, read_quarantine
@@ -16,13 +18,22 @@ from objbuf_dagster.spark.worker import Report, Task
 from objbuf_dagster.store import LocalStore
 from tests.spark.decoding import letters_in
 from tests.spark.landing import Filled, fill
-from tests.spark.rows import Row, batch
+from tests.spark.rows import Batch, Row, batch
 
 
 def two_ranges(directory: Path) -> Filled:
     """A buffer with two ranges of three batches, of one record and more."""
-    made = [batch(n, [b"%d-%d" % (n, i) for i in range(n + 1)], [Metadata(0, n, b"m")]) for n in range(6)]
-    return fill(LocalStore(directory / "buffer"), made, per_range=3)
+    return fill(LocalStore(directory / "buffer"), _made(), per_range=3)
+
+
+def two_there(directory: Path) -> Filled:
+    """What `two_ranges` has left there."""
+    store = LocalStore(directory / "buffer")
+    return Filled(BufferPlace(store), _made(), RangeLedger(store).list())
+
+
+def _made() -> list[Batch]:
+    return [batch(n, [b"%d-%d" % (n, i) for i in range(n + 1)], [Metadata(0, n, b"m")]) for n in range(6)]
 
 
 def quarantine(filled: Filled, *sequences: int, reason: str = "zeros") -> None:

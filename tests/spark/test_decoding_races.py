@@ -21,24 +21,24 @@ from objbuf_dagster.spark.decoding_worker import OnError
 from objbuf_dagster.spark.landing import Failed
 from objbuf_dagster.spark.redriving import Redriven, redrive
 from tests.lake.mortal import Died
-from tests.spark.decoding import (
-    Lake,
-    Words,
-    expected_letters,
-    expected_words,
-    lake_at,
-    letters_in,
-    nothing_is_lost,
-    words_in,
+from tests.spark.decoding import Lake, Words, expected_letters, expected_words, letters_in, nothing_is_lost, words_in
+from tests.spark.here import (
+    MENDED,
+    NEWER,
+    OLDER,
+    RANGE,
+    TEXTS,
+    Texts,
+    decoded_by,
+    has_exactly,
+    here,
+    lake_of,
+    lake_there,
+    land_texts,
 )
-from tests.spark.here import RANGE, Texts, here, lake_of, land_texts
 
 ROOT = Path(__file__).parents[2]
-TEXTS = ("one two", "bad apple", "three", "")
-OLDER, NEWER = Words(version=1, bad=("bad",)), Words(version=2, bad=("three",))
-"""What is a letter of one is rows of the other, both ways."""
-
-BY: dict[str, Words] = {"dead_letter": NEWER, "skip": NEWER, "fail": Words(version=2, bad=())}
+BY: dict[str, Words] = {"dead_letter": NEWER, "skip": NEWER, "fail": MENDED}
 """What a range with letters of OLDER is decoded with, by `on_error`."""
 
 Point = tuple[int, str]
@@ -115,7 +115,7 @@ class Decoding:
 def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake that the older version has decoded."""
     directory = tmp_path_factory.mktemp("decoded")
-    lake_of(directory, TEXTS).succeed(here(), OLDER)
+    decoded_by(OLDER, directory)
     return directory
 
 
@@ -127,20 +127,9 @@ def copies(decoded: Path, tmp_path: Path) -> Callable[[], Lake]:
     def copy() -> Lake:
         place = tmp_path / str(next(numbers))
         shutil.copytree(decoded, place)
-        return lake_at_place(place)
+        return lake_there(place)
 
     return copy
-
-
-def lake_at_place(place: Path) -> Lake:
-    return lake_at(place, Texts(TEXTS), OLDER)
-
-
-def has_exactly(decoder: Words, lake: Lake) -> bool:
-    rows = lake.filled.rows()
-    return words_in(lake.table) == expected_words(decoder, rows) and letters_in(lake.dead_letters) == expected_letters(
-        decoder, rows
-    )
 
 
 STOPS: list[Point] = [(1, "asked"), (2, "asked"), (2, "after"), (3, "asked")]
@@ -218,7 +207,7 @@ def reached(now):
     if (str(commits), now) == (number, when):
         os.kill(os.getpid(), signal.SIGKILL)
 
-lake = races.lake_at_place(races.Path(place))
+lake = races.lake_there(races.Path(place))
 tables = [races.Stopping(table.url, table.schema) for table in (lake.table, lake.dead_letters)]
 for table in tables:
     table.reached = reached

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,8 @@ from tests.spark.quarantining import (
     told,
     two_ranges,
 )
+
+REPOSITORY = Path(__file__).parents[2]
 
 Meanwhile = Callable[[], object]
 
@@ -85,6 +89,22 @@ def test_a_death_at_any_commit_loses_and_doubles_nothing(
     landed(filled, table)
     assert rows_in(table) == rows_without(filled, 0, *expected)
     assert told(letters) == [(sequence, "zeros") for sequence in expected]
+
+
+def test_a_landing_that_is_killed_at_any_step_leaves_each_batch_as_rows_or_as_one_letter(tmp_path: Path) -> None:
+    """Kill -9 before and after each file, each new table and each commit; then another process lands the range."""
+    command = [sys.executable, "-m", "tests.spark.quarantine_deaths", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = {case: int(number) for case, number in map(str.split, done.stdout.splitlines())}
+    rows, letter, table, commit = 1, 1, 1, 1
+    assert steps == {
+        "first": 2 * (rows + letter + table + commit + table + commit),
+        "again": 2 * (rows + letter + table + commit + commit),
+        "back": 2 * (rows + letter + commit + commit + letter + commit),
+        "other": 2 * (rows + 2 * letter + commit + commit + letter + commit),
+    }
 
 
 @pytest.mark.parametrize("change", ["quarantined", "brought back"])
