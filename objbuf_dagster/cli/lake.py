@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
 
-from objbuf_dagster.cli.shared import Lake, ask, buffer_url, examples, lake_options, note, say
+from objbuf_dagster.cli.shared import TABLE, Lake, ask, buffer_url, examples, lake_options, note, say
 from objbuf_dagster.cli.text import duration, plural, redact, size, utc
 
 if TYPE_CHECKING:
     from objbuf_dagster.lake import LakeStat, LakeTable, MaintainReport
+    from objbuf_dagster.lake.decoded_from import Outdated
 
 # As in shared.py: a test compares these with the library's.
 RETENTION = 7 * 86400.0
 SHORTEST_RETENTION = 3600.0
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_SHOWN = 3
 _LONGEST_RETENTION = 100 * 365 * 86400.0
 
 
@@ -40,21 +42,26 @@ def lake(ctx: click.Context) -> None:
     ),
 )
 @buffer_url
+@click.option(
+    "--entries", metavar="NAME", default=TABLE, show_default=True, help="The table that a typed one is decoded from."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with stable keys, times in milliseconds.")
 @lake_options
-def stat_table(place: Lake, as_json: bool) -> None:
+def stat_table(place: Lake, entries: str, as_json: bool) -> None:
     """Show what a table has: ranges, rows, files, the last landing.
 
     URL is the lake; the table is the folder --table in it. Files that no version of the table names are not counted.
+    Of a typed table, ranges are told that have landed with other entries since they were decoded.
     """
     from objbuf_dagster.lake import stat
 
     table = place.open(any_columns=True)
     found = stat(table)
+    late = _outdated(table, replace(place, table=entries))
     _note_if_empty(found.version, table)
     if as_json:
         landing = found.last_landing
-        document = {"table": redact(table.name), **asdict(found)}
+        document = {"table": redact(table.name), **asdict(found), "outdated": [one.range.key for one in late]}
         if landing is not None:
             document["last_landing"] = {
                 "version": landing.version,
@@ -65,6 +72,19 @@ def stat_table(place: Lake, as_json: bool) -> None:
     else:
         for label, value in _rows(table, found):
             say(f"{label:<15}{value}")
+    if late:
+        from objbuf_dagster.lake.decoded_from import REMEDY
+
+        named = ", ".join(map(str, late[:_SHOWN])) + (f" and {len(late) - _SHOWN} more" if late[_SHOWN:] else "")
+        note(f"ranges have landed in {entries} with other rows since they were decoded: {named}; {REMEDY}")
+
+
+def _outdated(table: LakeTable, entries: Lake) -> list[Outdated]:
+    """Looks at the other table only for one that says what it was decoded from."""
+    from objbuf_dagster.lake.decoded_from import outdated, says_what_it_read
+
+    typed = table.snapshot()
+    return outdated(typed, entries.open(any_columns=True).snapshot()) if says_what_it_read(typed) else []
 
 
 def _rows(table: LakeTable, found: LakeStat) -> Iterator[tuple[str, str]]:

@@ -181,7 +181,7 @@ class LakeTable(DeltaPlace):
             if not attempts:
                 check_there(self.store, landing)
                 if not landing:
-                    landing.append(self._put_empty(self.new_path(range_key, part)))
+                    landing.append(self.put_empty(self.new_path(range_key, part)))
                 if self.root is not None:
                     sync_before_commit(self.root)
             attempts += 1
@@ -278,7 +278,8 @@ class LakeTable(DeltaPlace):
                 "or give the landing a place of its own"
             )
 
-    def _put_empty(self, path: str) -> DataFile:
+    def put_empty(self, path: str) -> DataFile:
+        """A file without rows, for a commit to name."""
         import pyarrow.parquet as pq
 
         sink = io.BytesIO()

@@ -34,7 +34,8 @@ def buffer_definitions(
     assets: range assets, and specs of what they write besides, such as dead letters.
     resources: under the names that source and assets use; the lake is `lake`.
     tables: the lake's tables that upkeep and checks look after, by asset; those of the assets with the CHECKS of a
-        landing unless given. None are looked after if it is empty.
+        landing unless given. None are looked after if it is empty. That of an asset behind one of these is checked to
+        be decoded from what has landed there.
     upkeep: the lake's tables that upkeep alone looks after: of dead letters, most ranges have none.
 
     Steps run in the run's own process: hooks must be done before the run ends. Join other definitions with
@@ -50,13 +51,21 @@ def buffer_definitions(
         if name not in resources:
             raise InvalidInput(f"a pipeline needs the resource {name!r}: a {kind}")
     land = landing_job(source, ranged)
+    landed = [one.key for one in ranged if set(CHECKS) <= {check.name for check in one.check_keys}]
     if tables is None:
-        landed = [one.key for one in ranged if set(CHECKS) <= {check.name for check in one.check_keys}]
         tables = {key.to_user_string(): "_".join(key.path) for key in landed}
     collect = collect_job(source)
     looked_after = sorted({*tables.values(), *upkeep})
     maintain = upkeep_job(looked_after, name=f"upkeep_{source.name}_tables")
-    checks = [table_checks(source, asset, table) for asset, table in tables.items()]
+    of = {
+        key.to_user_string(): [dep for dep in landed if dep in one.asset_deps[key]]
+        for one in ranged
+        for key in one.keys
+    }
+    checks = [
+        table_checks(source, asset, table, decoded_from=_table_of(of.get(asset, []), tables))
+        for asset, table in tables.items()
+    ]
     check = dg.define_asset_job(
         f"check_{source.name}_tables_job",
         selection=dg.AssetSelection.checks(*(key for one in checks for key in one.check_keys)),
@@ -82,3 +91,9 @@ def buffer_definitions(
         schedules=schedules(collect, *nightly),
         executor=dg.in_process_executor,
     )
+
+
+def _table_of(landings: Sequence[dg.AssetKey], tables: Mapping[str, str]) -> str | None:
+    """The table of the only landing that an asset is behind; of several, nobody knows which it decodes."""
+    found = [tables[key.to_user_string()] for key in landings if key.to_user_string() in tables]
+    return found[0] if len(found) == 1 else None

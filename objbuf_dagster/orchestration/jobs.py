@@ -134,21 +134,30 @@ def _job(name: str, function: Callable[..., None], resources: set[str], descript
 
 
 def table_checks(
-    source: BufferSource, asset: dg.AssetKey | str, table: str, lake: str = "lake"
+    source: BufferSource, asset: dg.AssetKey | str, table: str, lake: str = "lake", *, decoded_from: str | None = None
 ) -> dg.AssetChecksDefinition:
-    """Over a whole table, from its metadata: what was acked is there, no hole is between ranges, nothing is twice."""
+    """Over a whole table, from its metadata: what was acked is there, no hole is between ranges, nothing is twice.
+
+    decoded_from: the table of entries that this one is decoded from: then also that it was, as that is now.
+    """
     from objbuf_dagster.lake.checks import TABLE_CHECKS
+    from objbuf_dagster.lake.decoded_from import UP_TO_DATE
 
     key = dg.AssetKey.from_user_string(asset) if isinstance(asset, str) else asset
 
     def check(context: dg.AssetCheckExecutionContext) -> Any:
         from objbuf_dagster.lake.checks import check_table
+        from objbuf_dagster.lake.decoded_from import check_decoded_from
 
         buffer: BufferResource = getattr(context.resources, source.name)
         resource: LakeResource = getattr(context.resources, lake)
         frontier = buffer.peek().frontier  # first: what is acked by then must be in the table that is read after
         planned = [range_of(one) for one in buffer.ledger().list()]
-        for found in check_table(resource.any_table(table).snapshot(), planned, frontier):
+        snapshot = resource.any_table(table).snapshot()
+        results = check_table(snapshot, planned, frontier)
+        if decoded_from is not None:
+            results += (check_decoded_from(snapshot, resource.any_table(decoded_from).snapshot()),)
+        for found in results:
             yield dg.AssetCheckResult(
                 asset_key=key,
                 check_name=found.name,
@@ -157,9 +166,10 @@ def table_checks(
                 metadata=dict(found.metadata),
             )
 
+    names = TABLE_CHECKS if decoded_from is None else (*TABLE_CHECKS, UP_TO_DATE)
     return dg.multi_asset_check(
         name=f"{'__'.join(key.path)}_table_checks",
-        specs=[dg.AssetCheckSpec(name, asset=key) for name in TABLE_CHECKS],
+        specs=[dg.AssetCheckSpec(name, asset=key) for name in names],
         required_resource_keys={source.name, lake},
     )(resolved(check))
 

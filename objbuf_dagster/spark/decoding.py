@@ -24,6 +24,7 @@ from objbuf_dagster.decode import Decoder, JsonDecoder, rows_schema
 from objbuf_dagster.errors import InvalidInput, JobFailed, ObjbufError
 from objbuf_dagster.lake import ENTRIES, DataFile, LakeTable, LiveFile, TableSchema
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, QUARANTINE, RangeLetters
+from objbuf_dagster.lake.decoded_from import file_name
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.spark import tasks
@@ -201,7 +202,7 @@ class _Decoding:
     def _job(self, there: Mapping[SequenceRange, Sequence[LiveFile]]) -> dict[SequenceRange, list[Report]]:
         def cut(cores: int) -> list[Share]:
             parts = [(one, part) for one, files in there.items() for part in pieces(files, cores)]
-            return [Share(number, one, part) for number, (one, part) in enumerate(parts)]
+            return [Share(number, one, part, _rows(there[one])) for number, (one, part) in enumerate(parts)]
 
         by_range: dict[SequenceRange, list[Report]] = {}
         for report in self._reports(cut):
@@ -267,6 +268,8 @@ class _Decoding:
             both.check_kept()
 
         both.keep()
+        if not rows:  # a range without rows says, too, what it was decoded from
+            rows = [task.table.put_empty(f"{task.table.folder(one.key)}/{file_name(task.job, _rows(landed))}")]
         version = task.table.commit(one.key, rows, epoch=epoch, run_id=self.run_id, metadata=words, still=still).version
         both.settle()
         return version
@@ -309,6 +312,12 @@ def _joined(some: Sequence[Piece]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
+def _rows(files: Sequence[LiveFile]) -> int | None:
+    """Of all these files, if they all say."""
+    told = [file.rows for file in files if file.rows is not None]
+    return sum(told) if len(told) == len(files) else None
+
+
 def _place(failing: Failing) -> tuple[int, int]:
     return failing.sequence, failing.entry_index
 
@@ -318,9 +327,6 @@ def _check_reports(one: SequenceRange, landed: Sequence[LiveFile], reports: Sequ
     for report in reports:
         if report.error is not None:
             raise report.error
-    told = [file.rows for file in landed]
-    read = sum(report.entries for report in reports)
-    if len({report.share for report in reports}) != len(reports) or (
-        None not in told and read != sum(rows or 0 for rows in told)
-    ):
+    told, read = _rows(landed), sum(report.entries for report in reports)
+    if len({report.share for report in reports}) != len(reports) or told not in (None, read):
         raise JobFailed(f"range {one}: tasks read {read} entries, and {told} are there; {REMEDY}")

@@ -7,7 +7,6 @@ block of entries and what was made of it, and of its output one row group and on
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +15,7 @@ from objbuf_dagster.decode import Decoder, decode_block, rows_schema
 from objbuf_dagster.decode.sizes import cuts, sizes
 from objbuf_dagster.errors import ObjbufError, shown
 from objbuf_dagster.lake import DataFile, LakeTable
+from objbuf_dagster.lake.decoded_from import file_name
 from objbuf_dagster.lake.files import RowsWriter
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.protocol import BLOCK_BYTES
@@ -54,11 +54,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one task does: some pieces of one range, in order. `number` tells it from others of the job."""
+    """What one task does: some pieces of one range, in order. `number` tells it from others of the job.
+
+    landed: rows of the whole range, if they are known.
+    """
 
     number: int
     range: SequenceRange
     pieces: tuple[Piece, ...]
+    landed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,8 @@ class Working:
 
     def _writer(self, table: LakeTable, schema: pa.Schema, part: str | None) -> RowsWriter:
         folder, job = table.folder(self.share.range.key, part), self.task.job
-        return RowsWriter(table.store, schema, lambda: f"{folder}/{job}-{uuid.uuid4().hex}.parquet")
+        landed = self.share.landed if part is None else None
+        return RowsWriter(table.store, schema, lambda: f"{folder}/{file_name(job, landed)}")
 
     def _note(self, failures: pa.RecordBatch) -> None:
         self.failed += len(failures)

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from objbuf_dagster.lake import LakeTable
 from tests.cli.commands import error, files_in, ok, one_line, run
 from tests.lake.landings import key, land, sequences
+from tests.spark.here import OLDER, RANGE, decoded_by, lake_there, land_texts
 
 
 @pytest.fixture
@@ -66,9 +67,26 @@ def test_stat_json_has_stable_keys(table: LakeTable) -> None:
         "first_sequence",
         "last_sequence",
         "last_landing",
+        "outdated",
     ]
+    assert document["outdated"] == []
     assert document["last_landing"]["range"] == key(1)
     assert document["last_landing"]["time_ms"] > 1_600_000_000_000
+
+
+def test_stat_tells_ranges_that_landed_with_other_rows_since_they_were_decoded(tmp_path: Path) -> None:
+    decoded_by(OLDER, tmp_path)
+    lake, typed = tmp_path / "lake", ("--table", "words")
+    assert run("lake", "stat", lake, *typed).stderr == ""
+    land_texts(lake_there(tmp_path).entries, ["one"])
+
+    shown = run("lake", "stat", lake, *typed)
+
+    assert "landed in entries with other rows since they were decoded" in shown.stderr
+    assert f"{RANGE} (4 entries then, 1 now); decode them again" in shown.stderr
+    assert json.loads(run("lake", "stat", lake, *typed, "--json").stdout)["outdated"] == [RANGE.key]
+    assert run("lake", "stat", lake, *typed, "--entries", "elsewhere").stderr == ""
+    assert run("lake", "stat", lake).stderr == ""
 
 
 def test_table_that_is_not_there_is_noted_and_not_made(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from objbuf_dagster.orchestration import (
     range_asset,
 )
 from objbuf_dagster.ranges import SequenceRange
+from objbuf_dagster.ranges.quarantine import QuarantineLedger
 from objbuf_dagster.spark.decoding import typed_schema
 from objbuf_dagster.spark.decoding_worker import OnError
 from tests.decode.messages import LOGS, field, log_entry
@@ -230,3 +231,41 @@ def test_upkeep_and_checks_look_after_typed_tables_too(deployed: Deployment, lak
         assert list((lake / table).rglob("*.checkpoint.parquet")), table
     found = {(one.asset_key.to_user_string(), one.passed) for one in checks.get_asset_check_evaluations()}
     assert found == {("entries", True), ("otel_logs", True)}
+
+
+def test_a_range_that_landed_with_other_entries_is_told_until_it_is_decoded_again(
+    tmp_path: Path, buffer: BufferResource, lake: Path, spark: SparkSession
+) -> None:
+    for _ in range(2):
+        with buffer.producer() as producer:
+            producer.produce([GOOD], LOGS)
+    source = BufferSource(ack_after=["entries", "otel_logs"])
+    assets = [entries_asset(source), logs_asset(source)]
+    with deployment(tmp_path / "home", buffer, lake, source=source, assets=assets) as found:
+        found.tick()
+        found.tick(launch=False)
+        job = found.defs.resolve_job_def("check_buffer_tables_job")
+
+        def check() -> tuple[bool, str]:
+            results = job.execute_in_process(instance=found.instance).get_asset_check_evaluations()
+            (one,) = [one for one in results if one.check_name == "decoded_from_what_is_there"]
+            assert one.asset_key == dg.AssetKey("otel_logs")
+            return one.passed, one.description or ""
+
+        # given a range that is decoded without a batch
+        records = QuarantineLedger(buffer.store())
+        records.add(1, buffer.ledger().at(0).batches[1].descriptor.location, "zeros")
+        for asset in ("entries", "otel_logs"):
+            assert run(found, asset).success
+        assert check()[0]
+        # when that is brought back, and the range lands
+        records.undo(1)
+        assert run(found, "entries").success
+        # then
+        passed, said = check()
+        assert not passed
+        assert f"{found.partitions[0]} (1 entries then, 2 now); decode them again" in said
+        # and
+        assert run(found, "otel_logs").success
+        assert check()[0]
+        assert bodies(lake) == ["hello", "hello"]
