@@ -48,7 +48,7 @@ _KNOWN = (100, 5_000, 20_000)
 _IN_FLIGHT = 3
 _LIMITS = Limits(max_batches=1, max_wait=0)
 _SENSOR = "buffer_sensor"
-_REGULATOR = Regulator.of("balanced", slowdown=0.0)
+_REGULATOR = Regulator.of("balanced", expected_room=16.0)
 """That starts a run for what waits, whatever runs beside it."""
 
 _GATE = Gate(pause_above=1.0, resume_below=0.99)

@@ -18,20 +18,24 @@ Where that has no answer (the bytes alone are too many), it is the ceiling. The 
 the better rule for when to cut, since it hardly depends on `a`: a range is cut when the last cut is `interval` ago,
 and whatever waits goes into it. So a batch that comes after a quiet hour does not wait for others that do not come,
 and a burst makes ranges large instead of many. `max_wait` bounds what any batch waits. With more waiting than B (a
-burst, a backlog) the budget grows until all of it fits: into as many ranges as land it soonest, usually one, up to the
-ceiling. A range of that size is full, and is cut at once.
+burst, a backlog) the budget grows until all of it fits: into as few ranges as land it nearly as soon as any number of
+them, usually one, up to the ceiling. A range of that size is full, and is cut at once.
+
+The target is near 1, and not the 0.7 that keeps other queues short. A queue of ranges is short without it: what comes
+while all runs are busy goes into the next range, which costs hardly more for it, so a queue that grows makes the work
+less. The room that a lower target leaves would be paid for with larger ranges all the time: at 0.7 lag was 4
+to 40 per cent above that at 0.95, on two cores, on four and on a cluster, but for a backlog, where it is the same.
 
 **Runs at once.** `c` is not the number of runs. On two cores four runs at once take 70 to 80 s, four times as long as
-one: all of the waiting, none of the speed. How much runs slow each other is learned (`regulator_cost.py`), and no more
-are started than are needed for nine tenths of what `parallel` of them get done; one more while a backlog waits, so that
+one: all of the waiting, none of the speed. For how many there is room is learned (`regulator_cost.py`), and no more are
+started than are needed for nine tenths of what `parallel` of them get done; one more while a backlog waits, so that
 nothing idles until the next tick. What was learned of it fades while runs are alone, so two are tried again now and
 then. A run that takes far too long is not waited for. Runs that land acked ranges again (backfills) count, but
 never take the one run that what is new may always have.
 
-**Where it loses.** The cost of sharing is taken for the same with every run. On four cores it is not: two runs have all
-they want, a third slows all of them. There the regulator swings between three runs at once and four, and lag is 5 to 12
-per cent above that of fixed limits, which happen to fit (`tests/ranges/test_regulator_simulation.py` has the numbers);
-with a backlog or a trickle, and on machines that are smaller or larger, it is below.
+**Where it gains nothing.** Fixed limits that happen to fit cannot be beaten. They fit a slow sink on four cores: with
+four runs of what 16 s bring, lag is what it is here, but for one per cent. Everywhere else it is lower here, from 1 to
+4 per cent on four cores to a quarter of it on two (`tests/ranges/test_regulator_simulation.py` has the numbers).
 
 **What is learned** is of what happened: how long the runs of finished ranges took, and in what time their batches
 arrived; rho is the one, smoothed, over the other, smoothed, and over `c`. Everything here is a pure function. Whatever
@@ -48,7 +52,8 @@ from typing import Any, Literal
 from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.ranges.planner import Limits
 from objbuf_dagster.ranges.regulator_checks import check_is, check_number
-from objbuf_dagster.ranges.regulator_cost import Cost, add, at_once, fit, plausible
+from objbuf_dagster.ranges.regulator_cost import REMEMBERED as SAMPLES
+from objbuf_dagster.ranges.regulator_cost import Cost, Sample, at_once, fit, plausible
 from objbuf_dagster.ranges.regulator_state import REMEMBERED, Observation, State
 
 __all__ = ["Cost", "Decision", "Observation", "Profile", "Regulator", "State", "Waiting", "at_once"]
@@ -58,11 +63,14 @@ Profile = Literal["throughput", "balanced", "low_latency"]
 _PROFILES: dict[str, dict[str, Any]] = {
     "throughput": {"target": 0.4, "min_wait": 30.0, "max_wait": 600.0, "max_seconds": 900.0, "max_bytes": 4 << 30},
     "balanced": {},
-    "low_latency": {"target": 0.9, "max_wait": 20.0, "max_seconds": 120.0},
+    "low_latency": {"target": 1.0, "max_wait": 20.0, "max_seconds": 120.0},
 }
 
 _ENOUGH = 0.9
 """Of what all runs at once get done: more runs than are needed for it only make each of them slower."""
+
+_AS_SOON = 0.97
+"""Of the time: what is gained by more parts than are needed for it is not worth their fixed costs."""
 
 _STUCK = 3.0
 _WINDOW = 30.0
@@ -135,7 +143,8 @@ class Regulator:
     max_seconds: a range is made no larger than what lands in it, as long as half of that is work.
     smoothing: weight of the newest range in rho and in the rate, above 0, up to 1.
     forgetting: what is left, with each range, of what older ones say of the costs, from 0 to below 1.
-    fixed_seconds, bytes_per_second, slowdown: costs that are expected before any are known.
+    fixed_seconds, bytes_per_second, expected_room: costs that are expected before any are known; the last is how many
+        runs go at full speed at the same time.
     tick_seconds: between two decisions; a cut is due at the one that is nearest to its time.
     ease_above, ease_factor: the pressure from which max_bytes is multiplied, and by what.
     """
@@ -143,7 +152,7 @@ class Regulator:
     on: bool = True
     limits: Limits = field(default_factory=Limits)
     parallel: int = 4
-    target: float = 0.7
+    target: float = 0.95
     min_bytes: int = 1 << 20
     max_bytes: int = 1 << 30
     max_batches: int = 4_000
@@ -154,7 +163,7 @@ class Regulator:
     forgetting: float = 0.9
     fixed_seconds: float = 20.0
     bytes_per_second: float = 400e6
-    slowdown: float = 0.5
+    expected_room: float = 2.0
     tick_seconds: float = 5.0
     ease_above: float = 0.65
     ease_factor: float = 0.5
@@ -174,7 +183,7 @@ class Regulator:
         check_number(self, "forgetting", 0, 0.999)
         check_number(self, "fixed_seconds", 0.01, 86_400)
         check_number(self, "bytes_per_second", 1_000, 1e15)
-        check_number(self, "slowdown", 0, 1)
+        check_number(self, "expected_room", 1, _MOST_RUNS)
         check_number(self, "tick_seconds", 0, _MOST_SECONDS)
         check_number(self, "ease_above", 0, 1)
         check_number(self, "ease_factor", 0.01, 1)
@@ -190,7 +199,9 @@ class Regulator:
 
     def cost(self, state: State) -> Cost:
         """What a range costs, by all that is known."""
-        return fit(state.sums, Cost(self.fixed_seconds, 1 / self.bytes_per_second, self.slowdown))
+        return fit(
+            state.samples, Cost(self.fixed_seconds, 1 / self.bytes_per_second, self.expected_room), self.forgetting
+        )
 
     def update(self, state: State, observations: Iterable[Observation]) -> State:
         """The state that has learned from these, in their order. Each range counts once: repeating changes nothing."""
@@ -276,7 +287,7 @@ class Regulator:
             arrival_seconds=smooth(state.arrival_seconds, _within(one.arrival_seconds, 0, _MOST_SECONDS)),
             size=smooth(state.size, size),
             batches=smooth(state.batches, min(one.batches, _MOST_BYTES)),
-            sums=tuple(add(state.sums, cost, size, runs, seconds, self.forgetting)),
+            samples=(*state.samples, Sample(size, seconds, runs))[-SAMPLES:],
             counted=tuple(sorted({*state.counted, one.start})[-REMEMBERED:]),
         )
 
@@ -310,10 +321,11 @@ def _rate(state: State, size: float, window: float) -> float:
 
 
 def _split(size: float, enough: float, ceiling: float, free: int, cost: Cost) -> float:
-    """The budget: enough, or what waits in as many parts as land soonest."""
+    """The budget: enough, or what waits in as few parts as land it nearly as soon as any number would."""
     if size <= enough:
         return enough
-    parts = min(range(1, max(1, free) + 1), key=lambda parts: cost.seconds(size / parts, parts))
+    seconds = [cost.seconds(size / parts, parts) for parts in range(1, max(1, free) + 1)]
+    parts = next(parts for parts, taken in enumerate(seconds, 1) if _AS_SOON * taken <= min(seconds))
     return _within((_SPARE if parts > 1 else _LEEWAY) * size / parts, enough, ceiling)
 
 

@@ -1,18 +1,23 @@
 """What a range costs to land, found out from the ranges that landed.
 
-The model is `seconds = (fixed + per_byte * bytes) * (1 + slowdown * (at_once - 1))`. A run starts a process and a Spark
-session before it touches a byte: that is `fixed`. `slowdown` is what each other run at the same time adds: 0 on a
-cluster with room, nearly 1 on a machine that a single run fills already.
+The model is `seconds = (fixed + per_byte * bytes) * max(1, at_once / room)`. A run starts a process and a Spark session
+before it touches a byte: that is `fixed`. `room` is how many runs the machine has room for: as many go at full speed,
+more than that share it. It is about 1 on two cores, which a single run fills already, about 2 on four, and more than
+anybody starts on a cluster.
 
-The three are a weighted least-squares fit that forgets, held by what is expected before anything was seen. So one
-sample is enough, and samples of equal size still give an answer: what the data cannot tell apart, the expectation does.
-Each cost keeps within its bounds: where the best fit is outside, the bound is taken and the others are fitted to it. A
-sample counts for at most three times, and at least a third, of what was expected: an outlier moves the fit a little, a
-lasting change moves it within a few ranges.
+The last ranges are remembered, and the newest count most. For each `room` that may be, the line through what they would
+have taken alone is a least-squares fit, held by what is expected before anything was seen. So one sample is enough, and
+samples of equal size still give an answer: what the data cannot tell apart, the expectation does. How well each line
+fits, and how far its `room` is from what was expected, says how likely it is; the likeliest is taken. Runs that were
+never more than two say only that there is room for two; what was seen of three fades, and the expectation comes back.
+
+A sample counts for at most three times, and at least a third, of what was expected: an outlier moves the fit a little,
+a lasting change moves it within a few ranges.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +28,14 @@ _UNIT = float(1 << 20)
 _NOISE = 0.15
 """Of what runs take on average: how far those that should take the same differ."""
 
+_MISFIT = 0.2
+"""The same for telling one room from another, with something for what the model leaves out."""
+
 _FIXED_SPREAD = 1.5
 _PER_BYTE_SPREAD = 50.0
-_SLOWDOWN_SPREAD = 0.5
-"""How wrong an expectation may be; the first two in parts of it. Spark starts about alike everywhere; sinks differ."""
+_ROOM_SPREAD = 0.7
+"""How wrong an expectation may be; the first two in parts of it, the last as a logarithm. Spark starts about alike
+everywhere; sinks and machines differ."""
 
 _OUTLIER = 3.0
 _LEAST_FIXED = 0.1
@@ -36,8 +45,14 @@ _LEAST_PER_BYTE = 0.01
 _MOST = 1e9
 """Seconds, and seconds for a MiB, that a cost is at the most."""
 
-SUMS = 9
-"""How many sums a fit is made from: six products of the three factors with each other, three with the seconds."""
+_ROOMS = tuple(2 ** (step / 4) for step in range(17))
+"""That may be: 1 to 16, each a fifth more than the one before."""
+
+_ROOM_KEPT = 0.97
+"""What is left, with each sample, of what older ones say of the room: a machine changes less often than a sink."""
+
+REMEMBERED = 60
+"""Samples that a fit is made from: an older one would count for less than a sixth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +61,12 @@ class Cost:
 
     fixed: seconds, whatever it lands.
     per_byte: seconds more for each byte.
-    slowdown: part of both that each other run at the same time adds, 0 to 1.
+    room: runs at the same time that go at full speed; more than that share it.
     """
 
     fixed: float
     per_byte: float
-    slowdown: float
+    room: float
 
     def seconds(self, size: float, at_once: float = 1.0) -> float:
         """How long a range of this size takes beside others."""
@@ -59,11 +74,20 @@ class Cost:
 
     def factor(self, at_once: float) -> float:
         """How much longer a run takes with as many at once."""
-        return 1 + self.slowdown * (at_once - 1)
+        return max(1.0, at_once / self.room)
 
     def capacity(self, at_once: float) -> float:
         """Seconds of work, as a run by itself would need, that as many at once get done in a second."""
         return at_once / self.factor(at_once)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Bytes of a range, seconds that it took, and how many ran at once."""
+
+    size: float
+    seconds: float
+    at_once: float
 
 
 def plausible(seconds: float, expected: float) -> float:
@@ -71,71 +95,52 @@ def plausible(seconds: float, expected: float) -> float:
     return min(max(seconds, expected / _OUTLIER), expected * _OUTLIER)
 
 
-def add(sums: Sequence[float], cost: Cost, size: float, at_once: float, seconds: float, keep: float) -> list[float]:
-    """The sums with one more sample, that `cost` was expected of; `keep` is what is left of the older ones."""
-    factors = (1.0, size / _UNIT, (at_once - 1) * cost.seconds(size))
-    new = [factors[row] * factors[column] for row in range(3) for column in range(row, 3)]
-    new += [factor * seconds for factor in factors]
-    return [keep * old + more for old, more in zip(sums, new, strict=True)]
+@functools.lru_cache(maxsize=64)
+def fit(samples: tuple[Sample, ...], expected: Cost, keep: float) -> Cost:
+    """The costs that samples, the newest last, and expectation give together; each counts `keep` of the next."""
+    if not samples:
+        return expected
+    _, cost = min((_fit_alone(samples, expected, room, keep) for room in _ROOMS), key=lambda found: found[0])
+    return cost
 
 
-def fit(sums: Sequence[float], expected: Cost) -> Cost:
-    """The costs that samples and expectation give together."""
-    means = [expected.fixed, expected.per_byte * _UNIT, expected.slowdown]
-    spreads = [_FIXED_SPREAD * means[0], _PER_BYTE_SPREAD * means[1], _SLOWDOWN_SPREAD]
-    bounds = [(_LEAST_FIXED * means[0], _MOST), (_LEAST_PER_BYTE * means[1], _MOST), (0.0, 1.0)]
-    noise = _NOISE * max(means[0], sums[6] / sums[0] if sums[0] > 0 else 0.0)
-    products = iter(sums)
-    matrix = [[0.0] * 3 for _ in range(3)]
-    for row in range(3):
-        for column in range(row, 3):
-            matrix[row][column] = matrix[column][row] = next(products)
-    right = list(products)
-    for one, (mean, spread) in enumerate(zip(means, spreads, strict=True)):
-        sure = (noise / spread) ** 2
-        matrix[one][one] += sure
-        right[one] += mean * sure
-    fixed, slope, slowdown = _solve(matrix, right, bounds)
-    return Cost(fixed, slope / _UNIT, slowdown)
-
-
-def _solve(matrix: list[list[float]], right: list[float], bounds: list[tuple[float, float]]) -> list[float]:
-    """The least squares within the bounds: what is outside is put on its bound, one after the other."""
-    known: dict[int, float] = {}
-    while True:
-        open_ = [one for one in range(len(right)) if one not in known]
-        rest = [right[one] - sum(matrix[one][other] * value for other, value in known.items()) for one in open_]
-        found = _eliminate([[matrix[one][other] for other in open_] for one in open_], rest)
-        outside = 0.0
-        worst = None
-        for one, value in zip(open_, found, strict=True):
-            low, high = bounds[one]
-            inside = min(max(low, value), high) if math.isfinite(value) else low
-            away = abs(value - inside) * math.sqrt(matrix[one][one]) if math.isfinite(value) else math.inf
-            if away > outside:
-                worst, outside, at = one, away, inside
-        if worst is None:
-            return [known[one] if one in known else found[open_.index(one)] for one in range(len(right))]
-        known[worst] = at
-
-
-def _eliminate(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss, for a matrix that is symmetric and positive but for rounding; scaled, since its factors are not alike."""
-    size = len(right)
-    scale = [1 / math.sqrt(matrix[one][one]) for one in range(size)]
-    rows = [
-        [matrix[row][column] * scale[row] * scale[column] for column in range(size)] + [right[row] * scale[row]]
-        for row in range(size)
+def _fit_alone(samples: Sequence[Sample], expected: Cost, room: float, keep: float) -> tuple[float, Cost]:
+    """How unlikely it is that there is room for so many runs, and the best costs if there is."""
+    fixed, slope = expected.fixed, expected.per_byte * _UNIT
+    alone = [
+        (keep**age, one.size / _UNIT, one.seconds / max(1.0, one.at_once / room))
+        for age, one in enumerate(reversed(samples))
     ]
-    for pivot in range(size):
-        for row in range(pivot + 1, size):
-            part = rows[row][pivot] / max(rows[pivot][pivot], 1e-12)
-            rows[row] = [value - part * above for value, above in zip(rows[row], rows[pivot], strict=True)]
-    found = [0.0] * size
-    for row in reversed(range(size)):
-        rest = rows[row][size] - sum(rows[row][column] * found[column] for column in range(row + 1, size))
-        found[row] = rest / max(rows[row][row], 1e-12)
-    return [value * factor for value, factor in zip(found, scale, strict=True)]
+    weight = sum(part for part, _, _ in alone)
+    seconds = sum(part * taken for part, _, taken in alone)
+    noise = _NOISE * max(fixed, seconds / weight)
+    sure_fixed, sure_slope = (noise / (_FIXED_SPREAD * fixed)) ** 2, (noise / (_PER_BYTE_SPREAD * slope)) ** 2
+    found_fixed, found_slope = _line(
+        weight + sure_fixed,
+        sum(part * size for part, size, _ in alone),
+        sum(part * size * size for part, size, _ in alone) + sure_slope,
+        seconds + sure_fixed * fixed,
+        sum(part * size * taken for part, size, taken in alone) + sure_slope * slope,
+        (_LEAST_FIXED * fixed, _LEAST_PER_BYTE * slope),
+    )
+    unlikely = (math.log(room / expected.room) / _ROOM_SPREAD) ** 2
+    unlikely += ((found_fixed - fixed) / (_FIXED_SPREAD * fixed)) ** 2
+    for age, (_, size, taken) in enumerate(alone):
+        unlikely += _ROOM_KEPT**age * (math.log(taken / (found_fixed + found_slope * size)) / _MISFIT) ** 2
+    return unlikely, Cost(found_fixed, found_slope / _UNIT, room)
+
+
+def _line(ones: float, x: float, xx: float, y: float, xy: float, least: tuple[float, float]) -> tuple[float, float]:
+    """The least squares of `fixed + slope * x = y` within bounds: what is outside is put on its bound."""
+    det = ones * xx - x * x
+    fixed, slope = ((y * xx - x * xy) / det, (ones * xy - x * y) / det) if det > 0 else (least[0], math.inf)
+    if not least[0] <= fixed <= _MOST:
+        fixed = min(max(least[0], fixed), _MOST)
+        slope = (xy - x * fixed) / xx
+    if not least[1] <= slope <= _MOST:
+        slope = min(max(least[1], slope), _MOST)
+        fixed = (y - x * slope) / ones
+    return min(max(least[0], fixed), _MOST), slope
 
 
 def at_once(spans: Sequence[tuple[float, float]]) -> list[float]:

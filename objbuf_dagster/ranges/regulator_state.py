@@ -7,13 +7,14 @@ another release may find it.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from itertools import pairwise
 
 from objbuf_dagster.errors import InvalidInput, shown
-from objbuf_dagster.ranges.regulator_cost import SUMS
+from objbuf_dagster.ranges.regulator_cost import REMEMBERED as SAMPLES
+from objbuf_dagster.ranges.regulator_cost import Sample
 
-VERSION = 1
+VERSION = 2
 REMEMBERED = 128
 """Ranges that are remembered as counted; older ones are taken for counted, too."""
 
@@ -57,7 +58,7 @@ class State:
     """What was learned. The empty one knows nothing, and the regulator goes by its expectations.
 
     seconds, arrival_seconds, size, batches: smoothed, of a range; seconds as if each had run alone.
-    sums: what the costs are fitted from.
+    samples: what the costs are fitted from, the newest last.
     counted: the first sequences of the last ranges that were counted, in rising order.
     """
 
@@ -65,7 +66,7 @@ class State:
     arrival_seconds: float = 0.0
     size: float = 0.0
     batches: float = 0.0
-    sums: tuple[float, ...] = (0.0,) * SUMS
+    samples: tuple[Sample, ...] = ()
     counted: tuple[int, ...] = ()
 
     def has_counted(self, start: int) -> bool:
@@ -74,16 +75,22 @@ class State:
 
     def to_json(self) -> dict[str, object]:
         """Values that `json.dumps` takes, and `from_json` gives back the same."""
-        return {"version": VERSION, **asdict(self), "sums": list(self.sums), "counted": list(self.counted)}
+        samples = [list(astuple(one)) for one in self.samples]
+        return {"version": VERSION, **asdict(self), "samples": samples, "counted": list(self.counted)}
 
     @classmethod
     def from_json(cls, given: object) -> State:
-        """Raises InvalidInput for anything that was not written by `to_json`. None, from before, is the empty state."""
+        """Raises InvalidInput for anything that was not written by `to_json`.
+
+        None, from before there was any, is the empty state, and so is one of an older format: it is only a hint.
+        """
         if given is None:
             return cls()
         if not isinstance(given, dict):
             raise _damaged("it is no object")
         version = given.get("version")
+        if type(version) is int and 1 <= version < VERSION:
+            return cls()
         if type(version) is not int or version != VERSION:
             raise InvalidInput(
                 f"the regulator's state has format {shown(str(version))[:20]!r}, and this release writes {VERSION}: it "
@@ -94,7 +101,7 @@ class State:
             raise _damaged("its names are not the ones that are written")
         return cls(
             **{name: _number(name, given[name]) for name in ("seconds", "arrival_seconds", "size", "batches")},
-            sums=_sums(given["sums"]),
+            samples=_samples(given["samples"]),
             counted=_counted(given["counted"]),
         )
 
@@ -105,10 +112,15 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _sums(given: object) -> tuple[float, ...]:
-    if not isinstance(given, list) or len(given) != SUMS:
-        raise _damaged("sums are not as many as there must be")
-    return tuple(_number("sums", one) for one in given)
+def _samples(given: object) -> tuple[Sample, ...]:
+    if not isinstance(given, list) or len(given) > SAMPLES:
+        raise _damaged("samples is no list, or too long")
+    if any(not isinstance(one, list) or len(one) != len(fields(Sample)) for one in given):
+        raise _damaged("samples has something else than samples")
+    found = tuple(Sample(*(_number("samples", value) for value in one)) for one in given)
+    if any(one.size <= 0 or one.seconds <= 0 or one.at_once < 1 for one in found):
+        raise _damaged("samples has a range that cannot be")
+    return found
 
 
 def _counted(given: object) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from objbuf_dagster.orchestration.tick import TickResult
 from objbuf_dagster.ranges.regulator import Regulator
 from tests.orchestration.sensing import ENTRIES, Sensing, key
 
-SMALL = Regulator.of("balanced", min_bytes=1, max_bytes=2000, slowdown=0.0)
+SMALL = Regulator.of("balanced", min_bytes=1, max_bytes=2000, expected_room=16.0)
 """Ranges of two batches, and as many at a time as the sensor may start."""
 
 

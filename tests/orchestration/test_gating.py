@@ -109,7 +109,7 @@ def test_a_full_disk_lets_nothing_through(gated: Sensing) -> None:
 
 def test_a_backfill_leaves_a_run_to_what_is_new() -> None:
     """Where one run fills the machine, one of what is acked long ago must not be the last."""
-    regulator = Regulator.of("balanced", min_bytes=1, max_bytes=2000, slowdown=1.0)
+    regulator = Regulator.of("balanced", min_bytes=1, max_bytes=2000, expected_room=1.0)
     with sensing(settings=SensorSettings(regulator=regulator, retry_seconds=0)) as sensor:
         # given memory has no room for two, either
         sensor.host = Machine(used=0.7, limit=float(2 << 30))

@@ -18,6 +18,7 @@ from objbuf_dagster.orchestration.tick import Kept, TickResult
 from objbuf_dagster.protocol import BatchDescriptor, Metadata, PlannedBatch, RangeObject
 from objbuf_dagster.ranges import Limits, SequenceRange
 from objbuf_dagster.ranges.regulator import Observation, Regulator, State
+from objbuf_dagster.ranges.regulator_cost import Sample
 from tests.orchestration.sensing import Sensing, key, keys, produce, sensing
 
 REGULATED = SensorSettings(retry_seconds=0)
@@ -199,7 +200,8 @@ def test_a_burst_makes_a_range_large_instead_of_many(regulated: Sensing) -> None
 
 def test_no_more_runs_are_started_than_are_worth_it(regulated: Sensing) -> None:
     # given ranges that are full with two batches, and room for four runs
-    regulated.settings = SensorSettings(regulator=Regulator.of("balanced", min_bytes=1, max_bytes=2000, slowdown=1.0))
+    regulator = Regulator.of("balanced", min_bytes=1, max_bytes=2000, expected_room=1.0)
+    regulated.settings = SensorSettings(regulator=regulator)
     produce(regulated.store, 40, size=1000)
     # when
     regulated.later += 60
@@ -211,7 +213,7 @@ def test_no_more_runs_are_started_than_are_worth_it(regulated: Sensing) -> None:
 
 def test_a_run_that_takes_far_too_long_is_not_waited_for(regulated: Sensing) -> None:
     # given
-    regulated.settings = SensorSettings(regulator=Regulator.of("balanced", slowdown=1.0))
+    regulated.settings = SensorSettings(regulator=Regulator.of("balanced", expected_room=1.0))
     regulated.tick()
     regulated.begin(FIRST)
     produce(regulated.store, 1)
@@ -225,7 +227,7 @@ def test_a_run_that_takes_far_too_long_is_not_waited_for(regulated: Sensing) -> 
 
 def test_a_run_in_the_queue_is_waited_for(regulated: Sensing) -> None:
     # given
-    regulated.settings = SensorSettings(regulator=Regulator.of("balanced", slowdown=1.0))
+    regulated.settings = SensorSettings(regulator=Regulator.of("balanced", expected_room=1.0))
     regulated.tick()
     produce(regulated.store, 1)
     # when
@@ -354,7 +356,8 @@ class TestQueries:
 
     def test_learning_costs_no_query_of_its_own(self, regulated: Sensing, queries: list[object]) -> None:
         # given
-        regulated.settings = SensorSettings(regulator=Regulator.of("balanced", min_bytes=1, max_bytes=1, slowdown=0.0))
+        regulator = Regulator.of("balanced", min_bytes=1, max_bytes=1, expected_room=16.0)
+        regulated.settings = SensorSettings(regulator=regulator)
         started = keys(regulated.tick())
         assert len(started) == 4
         for one in started[:3]:
@@ -377,7 +380,7 @@ class TestOff:
         settings = SensorSettings(limits=self.LIMITS, max_in_flight=3, retry_seconds=0)
         with sensing(settings=settings) as plain, sensing(settings=settings) as lied_to:
             for number in range(12):
-                state = State(1e6, 1.0, 1e12, 1.0, (1.0, 9e9, 1.0, 9e9, 1.0, 1.0, 9e9, 9e9, 1.0), tuple(range(100)))
+                state = State(1e6, 1.0, 1e12, 1.0, (Sample(9e9, 9e9, 1.0),), tuple(range(100)))
                 lie = Memory(state, dataclasses.replace(Memory().gate, held=True, why="memory"), cut_ms=2**60)
                 if lied_to.cursor:
                     cursor = dataclasses.replace(lied_to.state, regulation=lie)

@@ -36,7 +36,7 @@ _TOLD = 5
 
 _FIXED = SensorSettings(limits=PAIRS.limits, max_in_flight=9)
 _REGULATED = SensorSettings(
-    regulator=Regulator.of("balanced", min_bytes=1, max_bytes=2000, max_wait=0.0, slowdown=0.0), max_in_flight=4
+    regulator=Regulator.of("balanced", min_bytes=1, max_bytes=2000, max_wait=0.0, expected_room=16.0), max_in_flight=4
 )
 _SIZE = 989
 """Of a batch's entry, so that two batches are a range for the regulator as well."""

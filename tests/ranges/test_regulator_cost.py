@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 
 from objbuf_dagster.ranges.regulator import Observation, Regulator, State, at_once
-from objbuf_dagster.ranges.regulator_cost import SUMS, Cost, fit
+from objbuf_dagster.ranges.regulator_cost import Cost, fit
 
 MB = 1e6
 REGULATOR = Regulator()
@@ -21,8 +21,8 @@ def cost_after(*samples: tuple[float, float, float]) -> Cost:
 
 
 def test_without_samples_the_expectation_holds() -> None:
-    cost = fit([0.0] * SUMS, Cost(20.0, 1 / (400 * MB), 0.5))
-    assert (cost.fixed, cost.per_byte * 400 * MB, cost.slowdown) == pytest.approx((20.0, 1.0, 0.5))
+    expected = Cost(20.0, 1 / (400 * MB), 2.5)
+    assert fit((), expected, 0.9) == expected
 
 
 def test_one_sample_moves_the_fit_towards_it() -> None:
@@ -72,24 +72,29 @@ def test_a_sink_that_became_slow_is_noticed_within_a_few_ranges() -> None:
     assert known[2:] == pytest.approx([8 * MB] * 2, rel=0.6)
 
 
-@pytest.mark.parametrize("slowdown", [0.0, 0.4, 0.92])
-def test_what_runs_cost_each_other_is_told_from_what_they_cost_alone(slowdown: float) -> None:
+@pytest.mark.parametrize("room", [1.05, 1.6, 2.1, 3.2])
+def test_how_many_runs_there_is_room_for_is_told_from_what_they_cost_alone(room: float) -> None:
     chance = random.Random(2)
     samples = []
     for runs in [1.0, 2.0, 4.0, 3.0, 1.5] * 8:
         size = chance.uniform(20, 100) * MB
-        samples.append((size, (20 + size / (400 * MB)) * (1 + slowdown * (runs - 1)) * chance.uniform(0.9, 1.1), runs))
+        samples.append((size, (20 + size / (400 * MB)) * max(1.0, runs / room) * chance.uniform(0.9, 1.1), runs))
     cost = cost_after(*samples)
-    assert cost.slowdown == pytest.approx(slowdown, abs=0.12)
+    assert cost.room == pytest.approx(room, rel=0.15)
     assert cost.fixed == pytest.approx(20, rel=0.25)
 
 
 def test_what_was_learned_of_runs_together_fades_while_they_are_alone() -> None:
-    together = [(50 * MB, 20 * (1 + 0.95 * 3), 4.0), (50 * MB, 20.0, 1.0)] * 10
-    assert cost_after(*together).slowdown > 0.85
+    together = [(50 * MB, 20.0 * 4, 4.0), (50 * MB, 20.0, 1.0)] * 10
+    assert cost_after(*together).room < 1.1
     later = cost_after(*together, *[(50 * MB, 20.0, 1.0)] * 60)
-    assert later.slowdown < 0.7
+    assert later.room > 1.6
     assert later.fixed == pytest.approx(20, rel=0.05)
+
+
+def test_runs_that_were_never_more_than_two_say_nothing_of_three() -> None:
+    assert cost_after(*[(50 * MB, 20.0, 2.0), (50 * MB, 20.0, 1.0)] * 20).room == 2.0, "as was expected"
+    assert cost_after(*[(50 * MB, 20.0, 4.0), (50 * MB, 20.0, 1.0)] * 20).room >= 4.0
 
 
 def test_runs_at_once_are_counted_by_how_long_they_overlap() -> None:

@@ -54,7 +54,7 @@ def regulators(draw: st.DrawFn) -> Regulator:
         forgetting=draw(st.floats(0, 0.999)),
         fixed_seconds=draw(st.floats(0.01, 1e4)),
         bytes_per_second=draw(st.floats(1e3, 1e12)),
-        slowdown=draw(st.floats(0, 1)),
+        expected_room=draw(st.floats(1, 100)),
         ease_factor=draw(st.floats(0.01, 1)),
     )
 
@@ -68,7 +68,7 @@ def check(regulator: Regulator, decision: Decision) -> None:
     assert 1 <= decision.parallel <= regulator.parallel
     assert decision.cost.fixed > 0
     assert decision.cost.per_byte > 0
-    assert 0 <= decision.cost.slowdown <= 1
+    assert 1 <= decision.cost.room <= 100
     figures = (decision.rate, decision.cost.fixed, decision.cost.per_byte, decision.rho, decision.catch_up_seconds)
     assert all(one is None or (math.isfinite(one) and one >= 0) for one in figures)
 
