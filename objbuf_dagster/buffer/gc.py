@@ -113,7 +113,8 @@ class GarbageCollector:
         ranges = self._read_ranges(stop)
         noted = None if self._store.has_own_clock else read_sightings(self._store, self._clock_path)
         store_ms = self._store_clock_ms(noted, stop) if self._is_dated and not dry_run else None
-        clocks_ms = (now_ms, now_ms if store_ms is None else store_ms)
+        # The later one was read after the manifest: its frontier may have been acked while this pass waited for it.
+        clocks_ms = (now_ms, int(self._clock() * 1000) if store_ms is None else store_ms)
         before, retention = self._expire(manifest, clocks_ms, dry_run) if ranges else (0, Retention())
         garbage = self._garbage(self._store.list(self._prefix), manifest, ranges, retention, now_ms)
         if garbage and not manifest.next_sequence:
@@ -250,11 +251,13 @@ class GarbageCollector:
         """Record what this pass saw; return before which sequence ranges had expired until now, and what holds now."""
         recorded, version = read_retention(self._store, self._prefix)
         if recorded.furthest > manifest.frontier:
-            manifest = self._read_manifest()  # another collector may just have seen a later one
+            manifest = self._read_manifest()
             if recorded.furthest > manifest.frontier:
                 raise BufferReplaced(
                     f"its ranges were acked up to {recorded.furthest}, but {manifest.frontier} is its frontier"
                 )
+            # Another pass saw a later frontier: our clocks were read before that was acked, and would date it back.
+            return recorded.expired_before, recorded
         kept = self._retention_to_keep(recorded)
         seen = recorded.observe(manifest.frontier, min(clocks_ms), kept, latest_ms=max(clocks_ms))
         if self.epoch is None:  # a person, whose wish is not the owner's setting

@@ -20,7 +20,7 @@ from objbuf_dagster.store import MemoryStore
 from tests.buffer.collectors import DAY, T0, collector, paths, planned_and_acked
 from tests.support.buffers import fill, manifest_of, manifests
 from tests.support.clocked import ClockedStore
-from tests.support.faults import FaultStore
+from tests.support.faults import Call, FaultStore
 
 
 def test_batches_of_a_retained_range_stay_after_the_ack() -> None:
@@ -215,6 +215,48 @@ def test_collectors_that_race_agree_on_what_expired() -> None:
 
     assert read_retention(store, "ingest")[0].expired_before == 6
     assert not [path for path in paths(store) if path.endswith(".batch")]
+
+
+def test_a_pass_that_another_one_overtook_does_not_date_back_what_that_one_saw() -> None:
+    """It slept since it read the clocks: what was acked meanwhile was not acked before that."""
+    now = T0 / 1000
+    store = ClockedStore(lambda: now)
+    fill(store, 4, time_ms=T0)
+    plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
+
+    def sleep(call: Call) -> None:
+        nonlocal now
+        if (call.method, call.path, now) == ("get", retention_path("ingest"), T0 / 1000):
+            now += 10 * DAY
+            Consumer.open(store, gc_interval=None).ack_through(1)
+            collector(store, 10 * DAY).collect_once()
+
+    collector(FaultStore(store, sleep), 0).collect_once()
+
+    now += 1
+    report = collector(store, 10 * DAY + 1).collect_once()
+
+    assert (report.expired_ranges, report.deleted) == (0, ())
+    assert read_retention(store, "ingest")[0].seen == (Mark(T0 + int(10 * DAY * 1000), 2),)
+
+
+def test_a_frontier_is_seen_when_it_was_read_and_not_when_its_pass_began() -> None:
+    """In a store that tells no time as well: what was acked while the pass waited for the manifest is new."""
+    store = MemoryStore()
+    fill(store, 4, time_ms=T0)
+    plan(manifests(store), RangeLedger(store), Limits(max_batches=2), clock=lambda: T0 / 1000)
+    now = T0 / 1000
+
+    def sleep(call: Call) -> None:
+        nonlocal now
+        if call.number == 1:
+            now += 10 * DAY
+            Consumer.open(store, gc_interval=None).ack_through(1)
+
+    GarbageCollector(FaultStore(store, sleep), retention_seconds=7 * DAY, clock=lambda: now).collect_once()
+
+    assert collector(store, 10 * DAY + 1).collect_once().expired_ranges == 0
+    assert collector(store, 17 * DAY).collect_once().expired_ranges == 1
 
 
 def test_a_clock_that_was_ahead_once_does_not_keep_everything_for_good() -> None:

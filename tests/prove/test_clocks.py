@@ -38,10 +38,13 @@ def test_every_clock_jumps_at_every_step_and_there_is_garbage() -> None:
 
 
 def test_without_the_store_s_clock_entries_would_be_lost() -> None:
-    """So these interleavings do hit the moment between upload and append. Only a store in memory tells no time."""
+    """So these interleavings do hit the moment between upload and append. Only a store in memory tells no time.
+
+    One in 70 such buffers loses some, and every other world has one: of fewer worlds it could be none.
+    """
     proof = Proof("", "")
 
-    live_through(proof, 200, SMALL, bucket=lambda clock: MemoryStore())
+    live_through(proof, 600, SMALL, bucket=lambda clock: MemoryStore())
 
     assert proof.lost > 0
 
