@@ -217,7 +217,7 @@ class SmallPipeline:
 
     def settle(self) -> list[Step]:
         """What is left when all is well again."""
-        return [("take over", lambda: self._take_over(1)), *self._round()]
+        return [("take over", lambda: self._take_over(1)), ("take back", self._take_back_if_fenced), *self._round()]
 
     def append_meanwhile(self) -> None:
         """Another producer is faster."""
@@ -237,6 +237,13 @@ class SmallPipeline:
     def _take_back(self) -> None:
         """As a person does who resets the sensor's cursor; the deployment still knows what materialised."""
         self._epochs.append(Consumer.open(self._buffer, gc_interval=None, clock=self.world.clock).epoch)
+
+    def _take_back_if_fenced(self) -> None:
+        """Who is taken over at the last call of all hears of it at the next: no step came after that one."""
+        try:
+            self._owner().read()
+        except Fenced:
+            self._take_back()
 
     def _round(self) -> Sequence[Step]:
         return [("plan", self._plan), ("land", self._land), ("ack", self._ack)]

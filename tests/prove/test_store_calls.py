@@ -107,6 +107,18 @@ def test_an_append_whose_answer_is_lost_is_told_or_in_doubt_and_lands_once(tmp_p
     assert trial.pipeline.repeated == 0
 
 
+def test_who_is_taken_over_at_the_last_call_of_all_takes_the_buffer_back_and_goes_on(tmp_path: Path) -> None:
+    """Nothing in that run can tell it: a collector asks who owns the buffer before its last delete, not after."""
+    last = len(calls())
+    assert calls()[-1].method == "delete"
+
+    trial = run(Point(last, "taken over", "repeated"), tmp_path / "lake")
+
+    assert trial.strike.hit is not None
+    assert (trial.errors, trial.wrongs) == ([], [])
+    assert sorted(trial.pipeline.world.rows()) == sorted(trial.pipeline.told)
+
+
 def test_nothing_is_lost_or_doubled_whichever_write_arrives_after_its_client_gave_up(proofs: list[Proof]) -> None:
     proof = proofs[2]
     assert proof.holds, proof
