@@ -70,8 +70,9 @@ class Store(ABC):
     def get_if_changed(self, path: str, version: str, *, max_bytes: int | None = None) -> Blob | None:
         """The whole object, or None if it still has this version: then a bucket does not send its bytes.
 
-        One request. A directory is read all the same: times and inodes of files repeat themselves, and a change that is
-        missed would not land. An empty version, of a store that gives none, is never the same. Raises as `get` does.
+        One request. A directory's file is read until its times can tell it from any other bytes: seconds after a change
+        they cannot, and a change that is missed would not land. An empty version, of a store that gives none, is never
+        the same. Raises as `get` does.
         """
         blob = self.get(path, max_bytes=max_bytes)
         return None if version and blob.version == version else blob

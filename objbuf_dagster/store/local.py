@@ -5,6 +5,9 @@ the old bytes or the new. A conditional put does so while it holds an exclusive 
 program that takes that lock can join. The kernel drops the lock of a process that dies, so a lock file that is left
 behind means nothing, and nobody looks at a temporary one. A put without a condition takes no lock: who changes an
 object conditionally must not write it otherwise.
+
+An object's version is a digest of its bytes. Who asks whether it changed is answered without reading them where the
+file's stamp is one that no other bytes can have: see `_Look`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError
@@ -50,6 +54,32 @@ _HINTS = {
 }
 _MOST_PARTS = 1024  # of one writev, on every system we know
 _ABANDONED_AFTER = 24 * 3600.0  # seconds until a temporary file can be nobody's work in progress
+_STAMPS_DIFFER = 3.0  # seconds between two writes from which on their stamps differ: FAT counts in steps of two
+_MOST_LOOKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A file's stamp and version, when that stamp was seen for the first time, and when the bytes were read under it.
+
+    Two writes can have one stamp only within a step of the file system's clock. So bytes that were read longer than
+    such a step after their stamp was there are the last ones to have it. Both times are of this machine's steady clock:
+    another clock's idea of the time, as a file server has one, or one that was set, changes nothing.
+    """
+
+    stamp: tuple[int, ...]
+    version: str
+    seen: float
+    read: float
+
+    def tells(self, stamp: tuple[int, ...]) -> bool:
+        """Whether a file with this stamp has these bytes."""
+        return self.stamp == stamp and self.read - self.seen > _STAMPS_DIFFER
+
+
+_looks: dict[str, _Look] = {}
+"""The last one at each file somebody asks about again and again. Of this process and not of a store: a sensor opens
+its store anew for each tick. Losing it costs two reads."""
 
 
 class LocalStore(Store):
@@ -75,6 +105,22 @@ class LocalStore(Store):
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
         data = self.read(path, max_bytes=max_bytes)
         return Blob(data, _version(data))
+
+    def get_if_changed(self, path: str, version: str, *, max_bytes: int | None = None) -> Blob | None:
+        name = str(self._file(path))
+        with _translated(path), open(name, "rb", buffering=0) as file:  # which makes NFS ask for the stamp of now
+            status = os.fstat(file.fileno())
+            check_size(path, status.st_size, max_bytes)
+            stamp, now, last = _stamp(status), time.monotonic(), _looks.get(name)
+            if last and last.version == version and last.tells(stamp):
+                return None
+            data = file.read()  # later than the stamp: of a write in between, the next look finds another one
+        found = Blob(data, _version(data))
+        seen = last.seen if last and (last.stamp, last.version) == (stamp, found.version) else now
+        if len(_looks) >= _MOST_LOOKS:
+            _looks.clear()
+        _looks[name] = _Look(stamp, found.version, seen, now)
+        return None if found.version == version else found
 
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         with _translated(path), open(self._file(path), "rb", buffering=0) as file:
@@ -188,6 +234,11 @@ def _is_ours(name: str) -> bool:
 def _version(data: bytes) -> str:
     """A digest of the bytes: inode and time repeat themselves on a busy file system, which would lose an update."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    """What changes with the bytes: by a rename the inode and ctime; ctime also if somebody sets mtime back."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _holds(target: Path, version: str | None) -> bool:

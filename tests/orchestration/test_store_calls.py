@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,14 +11,16 @@ import pytest
 from objbuf_dagster.orchestration import SensorSettings, ack_materialised
 from objbuf_dagster.orchestration.acking import survey
 from objbuf_dagster.orchestration.tick import Kept
+from objbuf_dagster.protocol import Metadata
 from objbuf_dagster.ranges import Limits
-from objbuf_dagster.store import MemoryStore, ObjectInfo, open_store
+from objbuf_dagster.store import LocalStore, MemoryStore, ObjectInfo, local, open_store
 from tests.orchestration.deployments import deployment
 from tests.orchestration.gates import Machine
 from tests.orchestration.sensing import Sensing, buffer_in, key, keys, produce, sensing
 from tests.support.bucket import fake_bucket
-from tests.support.buffers import manifest_of
+from tests.support.buffers import append, batch_name, manifest_of, put_batch
 from tests.support.counting import CountingStore
+from tests.support.reading import bytes_read
 
 MANIFEST = "ingest/manifest"
 
@@ -315,6 +318,33 @@ def test_a_cursor_that_was_reset_looks_for_ranges_again(store: CountingStore) ->
         sensor.tick()
         # then
         assert store.count("list") > 0
+
+
+def test_an_idle_tick_over_a_directory_does_not_read_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_STAMPS_DIFFER", 0.0)  # seconds that nobody wants to wait for
+    store = LocalStore(tmp_path)
+    with sensing(store, SensorSettings(limits=Limits(max_wait=3600))) as sensor:
+
+        def reads() -> int:
+            before = bytes_read()
+            sensor.tick()
+            return (bytes_read() - before) // (1 << 20)
+
+        # given a manifest of a megabyte
+        now = int(time.time() * 1000)
+        append(store, put_batch(store, batch_name(now)), [Metadata(0, now, b"x" * (1 << 20))])
+        sensor.tick()
+        # when nothing is new
+        counts = [reads() for _ in range(6)]
+        # then its file tells so, after it was read twice more
+        assert counts == [1, 1, 1, 0, 0, 0]
+        # when something comes
+        produce(store, 1)
+        # then it is found
+        assert reads() == 1
+        assert sensor.state.next_sequence == 2
 
 
 class TestRegulated:
