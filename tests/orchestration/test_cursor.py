@@ -21,6 +21,7 @@ from objbuf_dagster.orchestration.regulation import Flight, Memory
 from objbuf_dagster.ranges import Limits, SequenceRange, plan
 from objbuf_dagster.ranges.gate import GateState
 from objbuf_dagster.ranges.regulator import State
+from objbuf_dagster.ranges.regulator_cost import Sample
 from objbuf_dagster.store import MemoryStore
 from tests.orchestration.sensing import PAIRS, Sensing, key, keys, produce, sensing
 from tests.support.buffers import manifests
@@ -29,13 +30,14 @@ BUFFER = "memory://x ingest/manifest ingest"
 REMEDY = r"reset the cursor.*dagster sensor cursor buffer_sensor --delete.*no `.env` names another.*Nothing is lost"
 
 ranges = st.builds(lambda start, more: SequenceRange(start, start + more), st.integers(0, 10**15), st.integers(0, 99))
+sizes = st.floats(1e-9, 1e20)
 spans = st.tuples(st.floats(0, 1e10), st.floats(0, 1e10))
 memories = st.builds(
     Memory,
     st.builds(
         State,
         *[st.floats(0, 1e20)] * 4,
-        st.tuples(*[st.floats(0, 1e20)] * 9),
+        st.lists(st.builds(Sample, sizes, sizes, st.floats(1, 1e3)), max_size=3).map(tuple),
         st.sets(st.integers(0, 2**64 - 1), max_size=5).map(lambda some: tuple(sorted(some))),
     ),
     st.sampled_from([GateState(), GateState(True, "memory"), GateState(True, "disk")]),
