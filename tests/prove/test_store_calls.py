@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,13 @@ import pytest
 from objbuf_dagster.buffer import GarbageCollector
 from objbuf_dagster.orchestration import acking
 from objbuf_dagster.ranges import SequenceRange
-from tests.prove import ticks
+from tests.prove import lake_requests, ticks
 from tests.prove.lake_requests import FEW
 from tests.prove.points import KINDS, POLICIES, Point, ways
 from tests.prove.proof import FULL, SMALL, Proof, recorded
 from tests.prove.store_calls import LATENESS, calls, late_points, points, prove, run
+from tests.support.proxy import Request, Spoiling, proxied
+from tests.support.s3 import s3_server
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +38,39 @@ def test_nothing_is_lost_or_doubled_whichever_request_to_the_table_goes_wrong(pr
     proof = proofs[1]
     assert proof.holds, proof
     assert proof.tried == FEW
+
+
+def test_a_request_that_a_landing_does_not_come_to_counts_for_nothing() -> None:
+    with s3_server() as root:
+        trial = lake_requests.run(root.fresh(), 1_000, 503)
+    assert len(trial.requests) < 1_000
+    assert (trial.spoiled, trial.errors, trial.wrongs) == ([], [], [])
+
+
+def test_of_requests_that_come_at_once_each_has_a_number_of_its_own() -> None:
+    """Else a point could be passed over, and count as tried."""
+    writers, each = 8, 10
+    with s3_server() as root, proxied(root.fresh()) as proxy:
+        numbers: list[int] = []
+
+        def spoil(request: Request) -> Spoiling:
+            time.sleep(0.001)  # in which another comes
+            numbers.append(request.number)
+            return 503
+
+        proxy.spoil = spoil
+
+        def ask(_: int) -> None:
+            connection = http.client.HTTPConnection(proxy.location.options["endpoint"].removeprefix("http://"))
+            with contextlib.closing(connection):
+                for _ in range(each):
+                    connection.request("GET", "/")
+                    connection.getresponse().read()
+
+        with ThreadPoolExecutor(writers) as pool:
+            list(pool.map(ask, range(writers)))
+
+    assert sorted(numbers) == list(range(1, writers * each + 1))
 
 
 def test_at_full_size_every_call_goes_wrong_in_every_way_that_makes_a_difference() -> None:

@@ -25,6 +25,8 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str]
+    number: int
+    """From 1, in the order in which they came."""
 
     @property
     def object(self) -> str:
@@ -39,6 +41,14 @@ class Proxy:
     spoil: Callable[[Request], Spoiling] = lambda request: None
     _late: list[Callable[[], object]] = field(default_factory=list)
     _overdue: list[Callable[[], object]] = field(default_factory=list)
+    _arriving: threading.Lock = field(default_factory=threading.Lock)
+
+    def arrive(self, method: str, path: str, headers: Mapping[str, str]) -> Request:
+        """Take it down. Of those that come at once each has a number of its own."""
+        with self._arriving:
+            request = Request(method, path, headers, len(self.requests) + 1)
+            self.requests.append(request)
+        return request
 
     def deliver(self) -> None:
         """Do what is late or overdue. Nobody hears what comes of it."""
@@ -76,11 +86,10 @@ def proxied(location: S3Location) -> Iterator[Proxy]:
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, self.path, headers)
+            request = proxy.arrive(self.command, self.path, headers)
             perform = functools.partial(_perform, target, request, body)
             while proxy._late:
                 proxy._late.pop(0)()
-            proxy.requests.append(request)
             spoiling = proxy.spoil(request)
             if spoiling in ("late", "overdue"):
                 (proxy._late if spoiling == "late" else proxy._overdue).append(perform)
