@@ -31,7 +31,9 @@ def buffer() -> dict[str, Any]:
 
 
 def lake() -> dict[str, Any]:
-    return {"url": _needed("OBJBUF_LAKE_URL", "file:///dir or s3://bucket/prefix, where the tables shall be")}
+    return {
+        "url": _needed("OBJBUF_LAKE_URL", "file:///dir, s3://bucket/prefix or hdfs://..., where the tables shall be")
+    }
 
 
 def spark() -> dict[str, Any]:

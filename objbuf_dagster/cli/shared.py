@@ -115,12 +115,13 @@ class Lake:
         Raises InvalidInput.
         """
         from objbuf_dagster.lake import ENTRIES, LakeTable
-        from objbuf_dagster.store import check_path, open_store
+        from objbuf_dagster.lake.location import open_lake
+        from objbuf_dagster.store import check_path
 
         _quieten_logging()
         if self.options and scheme_of(self.url) == "file":
             raise click.UsageError("options are for buckets: a lake in a directory has no settings, leave them out")
-        open_store(self.url, options=self.options)  # what is wrong with it is easier told without the table's name
+        open_lake(self.url, options=self.options)  # what is wrong with it is easier told without the table's name
         check_path(self.table)
         url = f"{self.url}{'' if self.url.endswith('/') else '/'}{self.table}"
         schema = None if any_columns else ENTRIES

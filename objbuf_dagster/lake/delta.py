@@ -17,9 +17,9 @@ from objbuf_dagster import __version__
 from objbuf_dagster.errors import InvalidInput, StorageError, StorageUnavailable
 from objbuf_dagster.lake.durable import sync_log
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
-from objbuf_dagster.lake.location import local_root, storage_options
+from objbuf_dagster.lake.location import local_root, open_lake, storage_options
 from objbuf_dagster.lake.reading import bucket_files, local_files
-from objbuf_dagster.store import RetryPolicy, check_conditions, open_store
+from objbuf_dagster.store import RetryPolicy, check_conditions
 from objbuf_dagster.store.cloud import Credentials
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ Filters = Sequence[tuple[str, str, Any]]
 class DeltaPlace:
     """The table at `url`, which need not be there. Nothing is read or written yet.
 
-    url: `file:///dir`, a directory, `s3://bucket/prefix`, `gs://...` or `az://...`.
-    options, credentials, retry, timeout_seconds: as `open_store` takes them; deltalake gets the same.
+    url: `file:///dir`, a directory, `s3://bucket/prefix`, `gs://...`, `az://...` or `hdfs://namenode:8020/dir`.
+    options, credentials, retry, timeout_seconds: as `open_lake` takes them; deltalake gets the same.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DeltaPlace:
         timeout_seconds: float = 60.0,
     ) -> None:
         self.url = os.fspath(url).rstrip("/")
-        self.store = open_store(
+        self.store = open_lake(
             self.url, options=options, credentials=credentials, retry=retry, timeout_seconds=timeout_seconds
         )
         self.root = local_root(self.url, self.store)

@@ -18,9 +18,18 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"status code\W+(\d{3})\b")
 _TRANSIENT = {"408", "409", "412", "425", "429"}  # S3 answers 409 when two conditional puts meet
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
-_DENIED = re.compile(r"lacked (the necessary privileges|valid authentication)|\(os error (1|13|30)\)|code: (1|13|30),")
-_FILE = re.compile(r"\(os error 20\)|code: 20,")
-_FULL = re.compile(r"\(os error (28|122)\)|code: (28|122),")
+_DENIED = re.compile(
+    r"lacked (the necessary privileges|valid authentication)|\(os error (1|13|30)\)|code: (1|13|30),"
+    r"|AccessControlException"
+)
+_FILE = re.compile(r"\(os error 20\)|code: 20,|ParentNotDirectoryException")
+_FULL = re.compile(r"\(os error (28|122)\)|code: (28|122),|QuotaExceededException")
+_HDFS = "HdfsObjectStore"
+_REFUSED = re.compile(
+    r"RPC error(?!.*(java\.io\.IOException|Retriable|SafeMode|Standby))|invalid argument|SASL|GSSAPI", re.DOTALL
+)
+"""What a NameNode, or its client, answers for good; all else on the way to it may pass."""
+_TRACE = re.compile(r"\s+at [\w.$]+\(.*", re.DOTALL)
 
 _HINTS = {
     "bucket": "the bucket does not exist, create it or correct the URL",
@@ -91,12 +100,13 @@ def _kind(text: str) -> str:
     for kind, said in (("file", _FILE), ("full", _FULL)):
         if said.search(text):
             return kind
-    if code in _TRANSIENT or code.startswith("5") or (not code and "HTTP error" in text):
+    unanswered = "HTTP error" in text or (_HDFS in text and not _REFUSED.search(text))
+    if code in _TRANSIENT or code.startswith("5") or (not code and unanswered):
         return "passing"
     return "unknown"
 
 
 def _line(error: BaseException) -> str:
     """The text on one line, without colours and without what may be secret in its URLs."""
-    text = " ".join(_COLOURS.sub("", str(error)).replace("↳", ":").split())
+    text = " ".join(_TRACE.sub("", _COLOURS.sub("", str(error))).replace("↳", ":").split())
     return without_secrets(text)[:400]

@@ -1,7 +1,8 @@
 """Where a table is: one URL and one set of settings for two libraries.
 
 Tasks write data files through our store (obstore), the driver commits through deltalake; both are built on the same
-Rust crate, so obstore's settings mean the same to deltalake. What differs is done here.
+Rust crate, so obstore's settings mean the same to deltalake. What differs is done here. On hdfs it is hdfs-native that
+both are built on, and the settings are Hadoop's.
 """
 
 from __future__ import annotations
@@ -15,13 +16,36 @@ from urllib.parse import urlencode, urlsplit
 
 from objbuf_dagster.buffer import BufferPlace
 from objbuf_dagster.errors import InvalidInput
-from objbuf_dagster.store import LocalStore, MemoryStore, RetryPolicy, Store
+from objbuf_dagster.store import HdfsStore, LocalStore, MemoryStore, RetryingStore, RetryPolicy, Store, open_store
 from objbuf_dagster.store.cloud import Credentials
+from objbuf_dagster.store.hdfs import check_installed
 from objbuf_dagster.store.places import overlap, parts_of
 
 _S3 = ("s3", "s3a")
 _GOOGLE = ("gs",)
+_HDFS = "hdfs"
 _UNSAFE = re.compile(r"(aws_)?(s3_)?(allow_unsafe_rename|locking_provider|conditional_put)", re.IGNORECASE)
+
+
+def open_lake(
+    url: str,
+    *,
+    options: Mapping[str, str] | None = None,
+    credentials: Credentials | None = None,
+    retry: RetryPolicy | None = None,
+    timeout_seconds: float = 60.0,
+) -> Store:
+    """The files of a lake: what `open_store` opens, and `hdfs://namenode:8020/dir`, where no buffer can be.
+
+    Raises InvalidInput as `open_store` does, and if the library for hdfs is not there.
+    """
+    if not url.startswith(f"{_HDFS}://"):
+        return open_store(url, options=options, credentials=credentials, retry=retry, timeout_seconds=timeout_seconds)
+    if credentials is not None:
+        raise InvalidInput("hdfs takes no credentials: it goes by HADOOP_USER_NAME or the Kerberos ticket")
+    store = HdfsStore(url, options=options, timeout_seconds=timeout_seconds)
+    check_installed()
+    return RetryingStore(store, retry)
 
 
 def local_root(url: str, store: Store) -> Path | None:
@@ -57,11 +81,13 @@ def storage_options(
     retry: RetryPolicy,
     timeout_seconds: float,
 ) -> dict[str, str]:
-    """deltalake's `storage_options` for the bucket at `url`; a credential provider is asked each time.
+    """deltalake's `storage_options` for the place at `url`; a credential provider is asked each time.
 
     Raises InvalidInput for credentials that deltalake has no setting for.
     """
     scheme = urlsplit(url).scheme
+    if scheme == _HDFS:
+        return dict(options)
     found = {**(getattr(credentials, "config", None) or {}), **options}  # as obstore joins them
     given = {name.lower(): str(value) for name, value in found.items() if not _UNSAFE.fullmatch(name)}
     if credentials is not None:

@@ -4,9 +4,9 @@
 range's earlier files out. So a range is there once, however often it lands and whoever else lands it; a landing that
 is killed leaves files that nobody names (`maintain` deletes them), never half a range.
 
-*Commits race* for the next version of the log, and the file system (a hard link) or the bucket (If-None-Match) lets
-one win. The loser loads the table again and repeats. A commit whose answer was lost is found by its files, which have
-names that are used once.
+*Commits race* for the next version of the log, and the file system (a hard link), the bucket (If-None-Match) or the
+NameNode (a rename that replaces nothing) lets one win. The loser loads the table again and repeats. A commit whose
+answer was lost is found by its files, which have names that are used once.
 
 Errors are InvalidInput (give up), StorageUnavailable (retry: land the range again) and StorageError (give up); with
 `in_doubt` the commit may have happened, and landing the range again is right all the same. deltalake hangs in a forked
@@ -75,10 +75,10 @@ class Commit:
 class LakeTable(DeltaPlace):
     """The table at `url`, made by the first commit. Nothing is read or written yet.
 
-    url: `file:///dir`, a directory, `s3://bucket/prefix`, `gs://...` or `az://...`.
+    url: `file:///dir`, a directory, `s3://bucket/prefix`, `gs://...`, `az://...` or `hdfs://namenode:8020/dir`.
     schema: its columns; a table that is there with others is refused. None takes a table with whatever columns it has,
         to look at it and to look after it: nothing can land in it.
-    options, credentials, retry, timeout_seconds: as `open_store` takes them; deltalake gets the same.
+    options, credentials, retry, timeout_seconds: as `open_lake` takes them; deltalake gets the same.
 
     It can be pickled; `store` is where tasks put data files: `table.store.put(table.new_path(key), parts)`.
 

@@ -214,6 +214,8 @@ def _compact_log(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
         delta.cleanup_metadata()
     if table.root is not None:
         tidy_log(table.root)
+    else:
+        table.store.tidy(LOG)
     return len(before - {info.path for info in table.store.list(LOG)})
 
 
@@ -239,7 +241,7 @@ def _vacuum(table: DeltaPlace, hours: int, dry_run: bool) -> tuple[list[ObjectIn
 def _tidy(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
     """Without the temporary files of killed tasks, which no listing shows; only where tasks of this table write."""
     if table.root is None:
-        return 0
+        return table.store.tidy("")  # of all stores, hdfs alone has such files, and no buffer is there to share them
     with translated(table.name):
         column = delta.metadata().partition_columns[0]
     return sum(table.store.tidy(folder.name) for folder in table.root.glob(f"{column}=*"))

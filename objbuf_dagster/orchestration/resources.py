@@ -118,7 +118,9 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     False
     """
 
-    url: str = Field(description="Where the tables are: file:///dir, s3://bucket/prefix, gs://..., az://...")
+    url: str = Field(
+        description="Where the tables are: file:///dir, s3://bucket/prefix, gs://..., az://..., hdfs://..."
+    )
     timeout_seconds: float = Field(default=60.0, gt=0, description="Seconds that one request to a bucket may take.")
     s3: dg.ConfigurableResource | None = Field(default=None, description=_S3_HELP)  # type: ignore[type-arg]
     options: dict[str, str] = Field(default_factory=dict, description=_OPTIONS_HELP)

@@ -1,9 +1,8 @@
 """A table's rows as a DataFrame: the files that are live now, and no jar.
 
-Where the JVM can reach the files, Spark reads them itself, with all it can do: on a local disk, and in s3 and gs
-buckets that the session is configured for. Elsewhere tasks fetch them through the same store that wrote them and hand
-them over as Arrow: a lake in a bucket needs nothing on the JVM's side. A lake on hdfs is not supported, natively or
-otherwise, since no store writes there.
+Where the JVM can reach the files, Spark reads them itself, with all it can do: on a local disk, on hdfs, and in s3 and
+gs buckets that the session is configured for. Elsewhere tasks fetch them through the same store that wrote them and
+hand them over as Arrow: a lake in a bucket needs nothing on the JVM's side.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}
 _DICTIONARY = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 _INDEX_BYTES = 4
 _PAGE_HEADERS = 4096
-_JVM_SCHEMES = {"s3": "s3a", "s3a": "s3a", "gs": "gs"}
+_JVM_SCHEMES = {"s3": "s3a", "s3a": "s3a", "gs": "gs", "hdfs": "hdfs"}
 _SETTINGS = {
     "s3a": ("impl", "endpoint", "endpoint.region", "access.key", "aws.credentials.provider"),
     "gs": ("impl", "project.id", "auth.type"),
@@ -59,8 +58,9 @@ def read(
     """The rows of these ranges, or of all, as the table is now; ranges that are not in it give none.
 
     sequences: the first and the last whose rows are wanted; files that have none of them are not looked at.
-    native: whether Spark shall read the files itself. By default it does for local files, and for buckets if the
-        session has settings for them (`spark.hadoop.fs.s3a.access.key` and the like).
+    native: whether Spark shall read the files itself. By default it does for local files, for hdfs if the session
+        has the options of the table, too (as `spark.hadoop.dfs...`), and for buckets if it has settings for them
+        (`spark.hadoop.fs.s3a.access.key` and the like).
 
     Where Spark reads by itself, `where` on sequences and times skips what it can, too. Elsewhere each file of these
     ranges and sequences is fetched whole, by one task and into its memory, whatever the query makes of it: so name
@@ -121,7 +121,7 @@ def _jvm_root(spark: SparkSession, table: LakeTable, native: bool | None) -> str
         return f"file://{table.root}"
     scheme, _, rest = table.url.partition("://")
     named = _JVM_SCHEMES.get(scheme)
-    if named is None or not (native or _has_settings(spark, named)):
+    if named is None or not (native or _reaches(spark, table, named)):
         return None
     return f"{named}://{rest}".rstrip("/")
 
@@ -131,7 +131,14 @@ def _literal(path: str) -> str:
     return re.sub(r"[\\*?\[\]{}]", r"\\\g<0>", path)
 
 
-def _has_settings(spark: SparkSession, scheme: str) -> bool:
+def _reaches(spark: SparkSession, table: LakeTable, scheme: str) -> bool:
+    """Whether the JVM can be expected to: it has a client for hdfs, and whatever this process has from the environment.
+
+    A connection that fails would be told by the query, long after there was a choice.
+    """
+    if scheme == "hdfs":
+        options: dict[str, str] = table.settings["options"]
+        return all(spark.conf.get(f"spark.hadoop.{name}", None) == value for name, value in options.items())
     return any(spark.conf.get(f"spark.hadoop.fs.{scheme}.{name}", None) for name in _SETTINGS[scheme])
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PACKAGE = "objbuf_dagster"
-_NEEDED = ("deltalake", "google", "numpy", "obstore", "opentelemetry", "pandas", "pyarrow", "zstandard")
+_NEEDED = ("deltalake", "google", "hdfs_native", "numpy", "obstore", "opentelemetry", "pandas", "pyarrow", "zstandard")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _sending = threading.Lock()
 """A thread that finds the file may go on only once it was sent."""

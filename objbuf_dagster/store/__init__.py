@@ -11,6 +11,7 @@ from objbuf_dagster.store.aws import SessionCredentials
 from objbuf_dagster.store.base import Blob, Conflict, ObjectInfo, Payload, Store, TransientError, check_path
 from objbuf_dagster.store.cloud import CloudStore, Credentials
 from objbuf_dagster.store.conditions import check_conditions
+from objbuf_dagster.store.hdfs import NO_BUFFER, HdfsStore
 from objbuf_dagster.store.local import LocalStore
 from objbuf_dagster.store.memory import MemoryStore
 from objbuf_dagster.store.remembering import RememberingStore
@@ -20,6 +21,7 @@ __all__ = [
     "Blob",
     "CloudStore",
     "Conflict",
+    "HdfsStore",
     "LocalStore",
     "MemoryStore",
     "ObjectInfo",
@@ -55,6 +57,8 @@ def open_store(
     Raises InvalidInput for a URL that is none of these.
     """
     text = os.fspath(url)
+    if text.startswith("hdfs://"):
+        raise InvalidInput(NO_BUFFER)
     if (options or credentials) and urlsplit(text.replace("[", "")).scheme not in _CLOUD:
         raise InvalidInput("only buckets take options and credentials: s3://, gs:// and az:// URLs")
     if "://" not in text:
@@ -88,7 +92,7 @@ def _checked_directory(text: str) -> str:
     if not text:
         raise InvalidInput("an empty URL names no store: give file:///dir, s3://bucket/prefix or a directory")
     scheme, colon, rest = text.partition(":")
-    if colon and scheme.lower() in {*_CLOUD, "file", "memory"}:
+    if colon and scheme.lower() in {*_CLOUD, "file", "hdfs", "memory"}:
         there = f"{scheme.lower()}://{rest.lstrip('/')}"
         meant = f"file:///dir or just {rest or 'dir'}" if scheme.lower() == "file" else there
         raise InvalidInput(f"after {scheme}: come two slashes: give {meant} (a directory of that name is ./{text})")

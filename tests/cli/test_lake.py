@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -178,3 +179,14 @@ def test_a_state_is_not_taken_for_a_foreign_table(tmp_path: Path) -> None:
     assert "is a state, without ranges: `objbuf state` looks after it" in error(
         "lake", "stat", tmp_path, "--table", "service_latest"
     )
+
+
+def test_a_lake_on_hdfs_without_its_library_is_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)  # as if it were not installed
+    lake = "hdfs://127.0.0.1:1/lake"
+
+    for command in (["lake", "stat", lake], ["land", "all", "--buffer", str(tmp_path), "--lake", lake]):
+        said = error(*command)
+        assert said == "a lake on hdfs needs hdfs-native: pip install 'objbuf-dagster[hdfs]', on executors too"

@@ -83,6 +83,23 @@ def test_google_s_tokens_are_refused_with_what_works() -> None:
         options("gs://bucket/x", {}, lambda: {"token": "t", "expires_at": None})
 
 
+def test_settings_of_hadoop_reach_deltalake_as_they_are() -> None:
+    assert options("hdfs://ns/lake", {"dfs.ha.namenodes.ns": "a,b"}) == {"dfs.ha.namenodes.ns": "a,b"}
+
+
+@pytest.mark.parametrize(
+    "url", ["hdfs:///lake", "hdfs://n:8020", "hdfs://n/a b", "hdfs://n/a/../b", "hdfs://me@n/lake"]
+)
+def test_an_hdfs_url_that_names_no_place_is_refused_with_an_example(url: str) -> None:
+    with pytest.raises(InvalidInput, match="hdfs://namenode:8020/lake"):
+        LakeTable(url)
+
+
+def test_a_lake_on_hdfs_takes_no_credentials() -> None:
+    with pytest.raises(InvalidInput, match="HADOOP_USER_NAME"):
+        LakeTable("hdfs://namenode:8020/lake", credentials=FromAccount())
+
+
 def test_google_and_azure_are_asked_at_the_right_place() -> None:
     with fake_bucket() as bucket:
         bucket.fail(Answer(403))

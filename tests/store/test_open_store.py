@@ -121,6 +121,7 @@ def test_a_bucket_url_is_a_store_that_retries_and_contacts_nobody_yet(url: str, 
         ("file:///dir#1", "no '?' or '#' part"),
         ("s3://bucket//prefix", "cannot use s3://bucket//prefix as a store"),
         ("s3://[", "not a URL"),
+        ("hdfs://namenode:8020/buffer", "hdfs:// is for lakes: it compares no versions"),
     ],
 )
 def test_a_url_that_names_no_store_is_refused_with_what_to_write(url: str, text: str) -> None:
@@ -207,6 +208,7 @@ def test_a_directory_that_no_file_system_has_is_refused(url: str) -> None:
         ("file:./x", "file:///dir or just ./x"),
         ("file:/tmp/x", "file:///dir or just /tmp/x"),
         ("memory:", "memory://"),
+        ("hdfs:/namenode/x", "hdfs://namenode/x"),
     ],
 )
 def test_a_url_without_its_slashes_is_no_directory(url: str, meant: str) -> None:
