@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -21,6 +19,7 @@ from objbuf_dagster.store import LocalStore
 from tests.spark.landing import fill, rows_in
 from tests.spark.processes import python
 from tests.spark.rows import batch, entries
+from tests.support.hdfs import hadoop
 from tests.support.s3 import S3Location
 
 pytestmark = pytest.mark.skipif(
@@ -45,14 +44,6 @@ with session(master="local[2]", config=config) as spark:
     one = read(spark, table, keys[:1])
     print(native.count(), one.count(), one.filter("_odb_sequence < 0").count())
 """
-
-
-def hadoop() -> str:
-    """The version that PySpark brings along, which the jar has to have."""
-    (jar,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
-    found = re.fullmatch(r"hadoop-client-api-(.+)\.jar", jar.name)
-    assert found is not None
-    return found[1]
 
 
 @pytest.mark.timeout(1800)
