@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dev.home import fail_lost_runs
 from objbuf_dagster.buffer import BufferPlace, ManifestStore
@@ -60,8 +61,8 @@ class Stage:
     waiting: list[tuple[Path, subprocess.Popen[bytes]]] = field(default_factory=list)
     """Producers that are ready, with their ledgers: they wait for their gate, and have written nothing."""
     landed: int = 0
-    begun: list[tuple[float, int]] = field(default_factory=list)
-    """When producers began, by a clock that never jumps, and the first sequence that they can have got."""
+    frontiers: list[tuple[float, int]] = field(default_factory=list)
+    """Where the frontier was, and when, by a clock that never jumps."""
     haste: float = 1.0
     """Lives last as long as the machine is slow. Whoever missed one waits for half as long the next time."""
 
@@ -78,7 +79,7 @@ class Stage:
     def produce(self) -> None:
         """Let producers begin, and return when they produce."""
         self.prepare()
-        self.begun.append((time.monotonic(), self.deployed.dagster.next_sequence))
+        self.note_frontier()
         ready, self.waiting = self.waiting, []
         self.producers += [process for _, process in ready]
         self.deployed.ledgers += [ledger for ledger, _ in ready]
@@ -127,6 +128,18 @@ class Stage:
         self.wait(chance, _AFTER_SECONDS)
         return kill(*runs) > 0
 
+    def note_frontier(self) -> None:
+        # The time first: what is acked in between shall not count as acked earlier.
+        self.frontiers.append((time.monotonic(), self.deployed.dagster.frontier))
+
+    def assert_nothing_expired_early(self) -> None:
+        """Whatever the collector's notes say of when it was: what was not acked a retention ago cannot have expired."""
+        self.note_frontier()
+        since = self.frontiers[-1][0] - _RETENTION_SECONDS
+        expired_before = RangeLedger(LocalStore(self.deployed.dagster.buffer)).retention().expired_before
+        not_acked_then = next(frontier for at, frontier in self.frontiers if at >= since)
+        assert expired_before <= not_acked_then, "it expired before its retention was over"
+
     def is_behind(self) -> bool:
         """Whether something is not acked: a kill with nothing at stake shows nothing."""
         return self.deployed.dagster.frontier < self.deployed.dagster.next_sequence
@@ -137,10 +150,18 @@ class Stage:
 
     def committed(self) -> set[int]:
         """The sequences in the table."""
+        return set(self._column("entries", "_odb_sequence"))
+
+    def ranges_in(self, table: str) -> set[str]:
+        """Those that it has rows of."""
+        return set(self._column(table, "_odb_range"))
+
+    def _column(self, table: str, name: str) -> list[Any]:
         with contextlib.suppress(NotFound):
-            entries = LakeTable(self.deployed.dagster.lake / "entries").delta()
-            return set(entries.to_pyarrow_table(columns=["_odb_sequence"])["_odb_sequence"].to_pylist())
-        return set()
+            delta = LakeTable(self.deployed.dagster.lake / table, None).delta()
+            found: list[Any] = delta.to_pyarrow_table(columns=[name])[name].to_pylist()
+            return found
+        return []
 
     def materialised(self, asset: str = "entries") -> set[int]:
         """The sequences of materialised ranges."""
@@ -177,9 +198,7 @@ class Stage:
         self.deployed.assert_in_order()
         assert {sequence for sequence, _, _ in rows} == set(range(dagster.frontier))
         assert missing_batches(dagster.buffer) == []
-        young = [first for at, first in self.begun if at > time.monotonic() - _RETENTION_SECONDS]
-        expired_before = RangeLedger(LocalStore(dagster.buffer)).retention().expired_before
-        assert expired_before <= min(young, default=expired_before), "what was produced just now has expired"
+        self.assert_nothing_expired_early()
 
 
 def named_batches(buffer: Path) -> set[str]:
@@ -261,14 +280,16 @@ def _everything(stage: Stage, chance: random.Random) -> bool:
 
 
 def _run(stage: Stage, chance: random.Random) -> bool:
+    """While something is not acked, as the next two."""
     stage.produce()
     lands = stage.landing(chance)
     found = lands or stage.first("a run", is_run)
     stage.wait(chance, 4 if lands else 10)
     below = descendants(found)
+    is_behind = stage.is_behind()
     killed = kill(found) if found in stage.deployed.dagster.left() else 0
     wait_until(lambda: not any(map(is_alive, below)), seconds=300)  # its JVM and workers among them
-    return killed == 1
+    return is_behind and killed == 1
 
 
 def _jvm(stage: Stage, chance: random.Random) -> bool:
@@ -277,7 +298,7 @@ def _jvm(stage: Stage, chance: random.Random) -> bool:
     below = [pid for pid, line in descendants(run).items() if is_jvm(line)] if run else []
     found = below[0] if below else stage.first("a JVM", is_jvm)
     stage.wait(chance, 6)
-    return found in stage.deployed.dagster.left() and kill(found) == 1
+    return stage.is_behind() and found in stage.deployed.dagster.left() and kill(found) == 1
 
 
 def _worker(stage: Stage, chance: random.Random) -> bool:
@@ -285,7 +306,7 @@ def _worker(stage: Stage, chance: random.Random) -> bool:
     stage.produce()
     found = stage.first("a worker", lambda line: "pyspark.daemon" in line)
     stage.wait(chance, 0.3)
-    return found in stage.deployed.dagster.left() and kill(*descendants(found), found) > 0
+    return stage.is_behind() and found in stage.deployed.dagster.left() and kill(*descendants(found), found) > 0
 
 
 def _written(stage: Stage, chance: random.Random) -> bool:
@@ -303,8 +324,10 @@ def _committed(stage: Stage, chance: random.Random) -> bool:
 
 
 def _kept(stage: Stage, chance: random.Random) -> bool:
-    """Dead letters are kept, and the rows of their range are not there yet, or just so."""
-    return _grown(stage, chance, "dead_letters")
+    """Dead letters are kept, and the rows of their range are not there yet."""
+    killed = _grown(stage, chance, "dead_letters")
+    without_rows = stage.ranges_in("dead_letters") - stage.ranges_in("otel_logs")
+    return killed and bool(without_rows.difference(stage.deployed.dagster.materialised("otel_logs")))
 
 
 def _decoded(stage: Stage, chance: random.Random) -> bool:
@@ -351,15 +374,22 @@ def _collector(stage: Stage, chance: random.Random) -> bool:
     stage.first("a run", is_run)
     command = [sys.executable, "-m", "objbuf_dagster.cli", "gc", buffer.as_uri(), "--yes"]
     command += ["--grace", str(_GRACE_SECONDS), "--retention", str(_RETENTION_SECONDS)]
-    collecting = subprocess.Popen(command, cwd=CODE, env=environment(), stdout=subprocess.DEVNULL)
-    wait_until(lambda: collecting.poll() is not None or not (buffer / litter[0]).exists(), seconds=300, every=0.001)
-    stage.wait(chance, _AFTER_SECONDS)
-    collecting.kill()
-    killed = collecting.wait() == -signal.SIGKILL
+    stage.note_frontier()
+    with subprocess.Popen(command, cwd=CODE, env=environment(), stdout=subprocess.DEVNULL) as collecting:
+        try:
+            wait_until(
+                lambda: collecting.poll() is not None or not (buffer / litter[0]).exists(), seconds=300, every=0.001
+            )
+            stage.wait(chance, _AFTER_SECONDS)
+        finally:
+            collecting.kill()
+    killed = collecting.returncode == -signal.SIGKILL and any((buffer / one).exists() for one in litter)
     assert named_batches(buffer), "there was nothing that might have been deleted"
     assert missing_batches(buffer) == []
-    subprocess.run(command, cwd=CODE, env=environment(), stdout=subprocess.DEVNULL, check=True)
+    stage.assert_nothing_expired_early()
+    subprocess.run(command, cwd=CODE, env=environment(), stdout=subprocess.DEVNULL, check=True, timeout=300)
     assert missing_batches(buffer) == []
+    stage.assert_nothing_expired_early()
     assert not any((buffer / one).exists() for one in litter), "what nobody names is still there"
     fetcher = BufferPlace(LocalStore(buffer)).fetcher()
     for planned in _retained(LocalStore(buffer)):

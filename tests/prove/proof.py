@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,13 +64,20 @@ class Proof:
     """How often it must be tried: fewer prove less than was promised."""
     parts: Counter[str] = field(default_factory=Counter)
     """How often each kind was tried, where there are several."""
+    wanted_parts: Mapping[str, int] = field(default_factory=dict)
+    """How often each of these kinds must be."""
     notes: list[str] = field(default_factory=list)
     """Numbers that belong beside the table: throughput, ratios, what was hit how often."""
 
     @property
     def holds(self) -> bool:
-        """Enough was tried, and nothing went wrong."""
-        return self.tried >= self.wanted and self.lost == self.doubled == self.invented == 0
+        """Enough was tried, of each kind, and nothing went wrong."""
+        return self.tried >= self.wanted and not self.short and self.lost == self.doubled == self.invented == 0
+
+    @property
+    def short(self) -> list[str]:
+        """The kinds that were tried less often than they must be."""
+        return [kind for kind, times in self.wanted_parts.items() if self.parts[kind] < times]
 
     @property
     def line(self) -> str:

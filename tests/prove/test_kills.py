@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from tests.prove.kills import prove, shares
+from tests.prove.kill_targets import TARGETS
+from tests.prove.kills import prove, shares, wanted_parts
 from tests.prove.proof import FULL, SMALL, Size, recorded
 
 MOMENTS = {
@@ -37,6 +38,11 @@ def test_at_full_size_moments_that_are_missed_are_made_up_for() -> None:
     assert sum(share.wanted for share in given) == 200
     assert all(len(share.rounds) > share.wanted for share in given)
     assert sorted(number for share in given for number, _ in share.rounds) == list(range(1, 401))
+
+
+def test_at_full_size_no_moment_may_be_missing() -> None:
+    assert wanted_parts(FULL) == dict.fromkeys(TARGETS, 5)
+    assert wanted_parts(SMALL) == dict.fromkeys(MOMENTS, 1)
 
 
 @pytest.mark.parametrize("size", [SMALL, FULL], ids=["small", "full"])

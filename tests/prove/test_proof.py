@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,18 @@ def test_a_proof_that_tried_nothing_does_not_hold() -> None:
 def test_a_proof_that_tried_less_than_it_should_does_not_hold() -> None:
     assert not Proof("kills", "kills", tried=199, wanted=200).holds
     assert Proof("kills", "kills", tried=200, wanted=200).holds
+
+
+def test_a_proof_that_tried_one_kind_less_than_it_should_does_not_hold() -> None:
+    wanted = {"a run": 5, "the daemon": 5}
+    proof = Proof("kills", "kills", tried=200, wanted=200, wanted_parts=wanted, parts=Counter({"a run": 200}))
+
+    assert proof.short == ["the daemon"]
+    assert not proof.holds
+
+    proof.parts["the daemon"] = 5
+    assert proof.short == []
+    assert proof.holds
 
 
 def test_the_lines_of_proofs_are_left_where_the_suite_s_artefacts_go(
