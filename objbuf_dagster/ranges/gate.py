@@ -95,7 +95,7 @@ class Gate:
     pause_above: pressure at which nothing new is started, up to 1.
     resume_below: pressure at which work goes on, below pause_above.
     stop_above: memory from which on not even one range at a time is started where others keep it above pause_above: a
-        run would bring the machine down.
+        run would bring the machine down. Up to pause_above it means that none ever is.
     max_ranges: in flight, whoever started them, that are a pressure of 1. Above what the sensor itself keeps in flight.
     max_bytes: of the ranges in flight that are not acked, that are a pressure of 1. A run that lands acked ranges again
         (a backfill) is one of `max_ranges`, whatever its bytes: they are in no manifest any more.

@@ -23,19 +23,25 @@ them, usually one, up to the ceiling. A range of that size is full, and is cut a
 
 The target is near 1, and not the 0.7 that keeps other queues short. A queue of ranges is short without it: what comes
 while all runs are busy goes into the next range, which costs hardly more for it, so a queue that grows makes the work
-less. The room that a lower target leaves would be paid for with larger ranges all the time: at 0.7 lag was 4
-to 40 per cent above that at 0.95, on two cores, on four and on a cluster, but for a backlog, where it is the same.
+less. The room that a lower target leaves would be paid for with larger ranges all the time: at 0.7 mean lag is 2 to 17
+per cent above that at 0.95, on two cores, on four and on a cluster, but for a backlog, where it is the same, and for a
+burst of larger batches on two cores, where it is a per cent less. The price is runs: on a cluster 1.2 to 2.1 times as
+many as with fixed limits. Who would rather have few sets a lower target, or takes the profile `throughput`.
 
 **Runs at once.** `c` is not the number of runs. On two cores four runs at once take 70 to 80 s, four times as long as
 one: all of the waiting, none of the speed. For how many there is room is learned (`regulator_cost.py`), and no more are
 started than are needed for nine tenths of what `parallel` of them get done; one more while a backlog waits, so that
-nothing idles until the next tick. What was learned of it fades while runs are alone, so two are tried again now and
-then. A run that takes far too long is not waited for. Runs that land acked ranges again (backfills) count, but
-never take the one run that what is new may always have.
+nothing idles until the next tick, and one more where that many never slowed each other and more were not seen of late:
+whether there is room for it, only trying tells. What was learned of it fades while runs are alone, so two are tried
+again now and then. A run that takes far too long is not waited for. Runs that land acked ranges again (backfills)
+count, but never take the one run that what is new may always have.
 
-**Where it gains nothing.** Fixed limits that happen to fit cannot be beaten. They fit a slow sink on four cores: with
-four runs of what 16 s bring, lag is what it is here, but for one per cent. Everywhere else it is lower here, from 1 to
-4 per cent on four cores to a quarter of it on two (`tests/ranges/test_regulator_simulation.py` has the numbers).
+**Where it gains nothing.** Fixed limits that happen to fit cannot be beaten. They fit four cores: with a slow sink
+mean lag is 5 per cent higher here, since a third run is tried now and then, and with other loads what it is there or up
+to 2 per cent lower. And where a sink becomes sixty times slower while load is near what all runs can take, it is 1.4
+times as high: more runs and slower ones came together, and it takes ranges that ran in other company to tell them
+apart. Everywhere else it is lower here, on a cluster by a tenth, on two cores by half; but for the worst twentieth,
+which may wait a fifth longer (`tests/ranges/test_regulator_simulation.py` has the numbers).
 
 **What is learned** is of what happened: how long the runs of finished ranges took, and in what time their batches
 arrived; rho is the one, smoothed, over the other, smoothed, and over `c`. Everything here is a pure function. Whatever
@@ -53,7 +59,7 @@ from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.ranges.planner import Limits
 from objbuf_dagster.ranges.regulator_checks import check_is, check_number
 from objbuf_dagster.ranges.regulator_cost import REMEMBERED as SAMPLES
-from objbuf_dagster.ranges.regulator_cost import Cost, Sample, at_once, fit, plausible
+from objbuf_dagster.ranges.regulator_cost import Cost, Sample, at_once, fit, plausible, seen_at_once
 from objbuf_dagster.ranges.regulator_state import REMEMBERED, Observation, State
 
 __all__ = ["Cost", "Decision", "Observation", "Profile", "Regulator", "State", "Waiting", "at_once"]
@@ -72,9 +78,18 @@ _ENOUGH = 0.9
 _AS_SOON = 0.97
 """Of the time: what is gained by more parts than are needed for it is not worth their fixed costs."""
 
+_TRIED = 20
+"""Ranges until one run more is tried again."""
+
+_NEARLY, _MORE = 0.8, 1.15
+"""Of the room: how many runs fill it, and how many are more than that. Both are averages over a run."""
+
 _STUCK = 3.0
 _WINDOW = 30.0
 """Seconds of arrivals after which what waits says as much of the rate as the ranges before."""
+
+_QUIET = 3.0
+"""Of what ranges before arrived in: what one more counts for at the most."""
 
 _BATCH_SIZE = float(1 << 20)
 _SPARE = 1.1
@@ -244,7 +259,7 @@ class Regulator:
             interval = _within(cost.fixed / spare if spare > 0 else self.max_wait, self.min_wait, self.max_wait)
             stuck = self.stuck_after(state)
             own, all_ = (sum(seconds < stuck for seconds in some) for some in (running, (*running, *others)))
-            wanted = min(parallel + (size > ceiling), self.parallel)
+            wanted = min(parallel + (size > ceiling or _may_have_more_room(state, cost)), self.parallel)
             free = int(min(max(0 if own else 1, wanted - all_), max(0 if running else 1, room)))
             busy = "" if free or not (waiting.batches or size) else _busy(all_, wanted)
             is_due = since + self.tick_seconds / 2 >= interval
@@ -279,12 +294,15 @@ class Regulator:
         runs = _within(one.at_once, 1, _MOST_RUNS)
         seconds = plausible(min(one.seconds, _MOST_SECONDS), cost.seconds(size, runs))
 
+        # A quiet night before a range is no reason to take the load for little all morning.
+        quiet = _QUIET * max(state.arrival_seconds, self.tick_seconds, 1.0) if state.counted else _MOST_SECONDS
+
         def smooth(old: float, new: float) -> float:
             return old + self.smoothing * (new - old) if state.counted else new
 
         return State(
             seconds=smooth(state.seconds, seconds / cost.factor(runs)),
-            arrival_seconds=smooth(state.arrival_seconds, _within(one.arrival_seconds, 0, _MOST_SECONDS)),
+            arrival_seconds=smooth(state.arrival_seconds, _within(one.arrival_seconds, 0, quiet)),
             size=smooth(state.size, size),
             batches=smooth(state.batches, min(one.batches, _MOST_BYTES)),
             samples=(*state.samples, Sample(size, seconds, runs))[-SAMPLES:],
@@ -304,6 +322,11 @@ class Regulator:
 def _size(state: State, waiting: Waiting) -> float:
     size = waiting.batches * _batch_size(state) if waiting.size is None else waiting.size
     return _within(size, 0, _MOST_BYTES)
+
+
+def _may_have_more_room(state: State, cost: Cost) -> bool:
+    """Whether runs filled the room that there is said to be, and none of late was more: nobody knows then."""
+    return _NEARLY * cost.room <= seen_at_once(state.samples, _TRIED) <= _MORE * cost.room
 
 
 def _batch_size(state: State) -> float:

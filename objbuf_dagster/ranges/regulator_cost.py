@@ -8,8 +8,10 @@ anybody starts on a cluster.
 The last ranges are remembered, and the newest count most. For each `room` that may be, the line through what they would
 have taken alone is a least-squares fit, held by what is expected before anything was seen. So one sample is enough, and
 samples of equal size still give an answer: what the data cannot tell apart, the expectation does. How well each line
-fits, and how far its `room` is from what was expected, says how likely it is; the likeliest is taken. Runs that were
-never more than two say only that there is room for two; what was seen of three fades, and the expectation comes back.
+fits, and how far its `room` and `fixed` are from what was expected, says how likely it is; the likeliest is taken. Runs
+that were never more than two say only that there is room for two: whether there is for three, only trying tells
+(`seen_at_once`). Old samples fade for both alike: where a sink gets slower, those from before fit no room, and must not
+choose the one that bends the new ones towards them.
 
 A sample counts for at most three times, and at least a third, of what was expected: an outlier moves the fit a little,
 a lasting change moves it within a few ranges.
@@ -33,9 +35,12 @@ _MISFIT = 0.2
 
 _FIXED_SPREAD = 1.5
 _PER_BYTE_SPREAD = 50.0
+"""How wrong an expectation may be, in parts of it. Spark starts about alike everywhere; sinks and machines differ."""
+
+_LOG_FIXED_SPREAD = 0.5
 _ROOM_SPREAD = 0.7
-"""How wrong an expectation may be; the first two in parts of it, the last as a logarithm. Spark starts about alike
-everywhere; sinks and machines differ."""
+"""The same for telling one room from another, as logarithms: a start that takes a tenth of what it should is as odd as
+one that takes ten times as long, and then it is something else that changed."""
 
 _OUTLIER = 3.0
 _LEAST_FIXED = 0.1
@@ -45,11 +50,8 @@ _LEAST_PER_BYTE = 0.01
 _MOST = 1e9
 """Seconds, and seconds for a MiB, that a cost is at the most."""
 
-_ROOMS = tuple(2 ** (step / 4) for step in range(17))
-"""That may be: 1 to 16, each a fifth more than the one before."""
-
-_ROOM_KEPT = 0.97
-"""What is left, with each sample, of what older ones say of the room: a machine changes less often than a sink."""
+_ROOM_STEPS = 4
+"""From one room that may be to one twice as large."""
 
 REMEMBERED = 60
 """Samples that a fit is made from: an older one would count for less than a sixth."""
@@ -90,6 +92,11 @@ class Sample:
     at_once: float
 
 
+def seen_at_once(samples: Sequence[Sample], last: int) -> float:
+    """How many runs the last samples tell of, at the most; 0 if there are none."""
+    return max((one.at_once for one in samples[-last:]), default=0.0)
+
+
 def plausible(seconds: float, expected: float) -> float:
     """What a sample counts for."""
     return min(max(seconds, expected / _OUTLIER), expected * _OUTLIER)
@@ -100,7 +107,9 @@ def fit(samples: tuple[Sample, ...], expected: Cost, keep: float) -> Cost:
     """The costs that samples, the newest last, and expectation give together; each counts `keep` of the next."""
     if not samples:
         return expected
-    _, cost = min((_fit_alone(samples, expected, room, keep) for room in _ROOMS), key=lambda found: found[0])
+    most = max(expected.room, seen_at_once(samples, len(samples)))  # of more room, these say the same as of this
+    rooms = (2 ** (step / _ROOM_STEPS) for step in range(1 + math.ceil(_ROOM_STEPS * math.log2(most))))
+    _, cost = min((_fit_alone(samples, expected, room, keep) for room in rooms), key=lambda found: found[0])
     return cost
 
 
@@ -124,9 +133,9 @@ def _fit_alone(samples: Sequence[Sample], expected: Cost, room: float, keep: flo
         (_LEAST_FIXED * fixed, _LEAST_PER_BYTE * slope),
     )
     unlikely = (math.log(room / expected.room) / _ROOM_SPREAD) ** 2
-    unlikely += ((found_fixed - fixed) / (_FIXED_SPREAD * fixed)) ** 2
-    for age, (_, size, taken) in enumerate(alone):
-        unlikely += _ROOM_KEPT**age * (math.log(taken / (found_fixed + found_slope * size)) / _MISFIT) ** 2
+    unlikely += (math.log(found_fixed / fixed) / _LOG_FIXED_SPREAD) ** 2
+    for part, size, taken in alone:
+        unlikely += part * (math.log(taken / (found_fixed + found_slope * size)) / _MISFIT) ** 2
     return unlikely, Cost(found_fixed, found_slope / _UNIT, room)
 
 

@@ -19,6 +19,8 @@ REMEMBERED = 128
 """Ranges that are remembered as counted; older ones are taken for counted, too."""
 
 _LARGEST = 1e30
+_LEAST_SECONDS = 1e-6
+_MOST_AT_ONCE = 1e4
 _RESET = "Reset the sensor's cursor: the regulator learns again from the next few ranges, nothing else depends on it"
 
 
@@ -118,7 +120,7 @@ def _samples(given: object) -> tuple[Sample, ...]:
     if any(not isinstance(one, list) or len(one) != len(fields(Sample)) for one in given):
         raise _damaged("samples has something else than samples")
     found = tuple(Sample(*(_number("samples", value) for value in one)) for one in given)
-    if any(one.size <= 0 or one.seconds <= 0 or one.at_once < 1 for one in found):
+    if any(one.size <= 0 or one.seconds < _LEAST_SECONDS or not 1 <= one.at_once <= _MOST_AT_ONCE for one in found):
         raise _damaged("samples has a range that cannot be")
     return found
 

@@ -30,7 +30,7 @@ BUFFER = "memory://x ingest/manifest ingest"
 REMEDY = r"reset the cursor.*dagster sensor cursor buffer_sensor --delete.*no `.env` names another.*Nothing is lost"
 
 ranges = st.builds(lambda start, more: SequenceRange(start, start + more), st.integers(0, 10**15), st.integers(0, 99))
-sizes = st.floats(1e-9, 1e20)
+sizes = st.floats(1e-6, 1e20)
 spans = st.tuples(st.floats(0, 1e10), st.floats(0, 1e10))
 memories = st.builds(
     Memory,
@@ -85,6 +85,22 @@ def parse(text: str) -> Cursor | None:
 @given(cursors)
 def test_a_cursor_comes_back_as_it_was_written(cursor: Cursor) -> None:
     assert parse(cursor.to_text()) == cursor
+
+
+def test_what_the_regulator_learned_under_an_older_release_is_learned_anew() -> None:
+    text = (
+        '{"version": 3, "buffer": "memory://x ingest/manifest ingest", "epoch": 4, "next_sequence": 30, "known": null, '
+        '"oldest": null, "observed": {"epoch": 4}, "regulation": {"state": {"version": 1, "seconds": 20.15, '
+        '"arrival_seconds": 20.0, "size": 60000000.0, "batches": 10.0, "sums": [2.71, 155.06744384765625, 0.0, '
+        '8873.030310496688, 0.0, 0.0, 54.6065, 3124.6089935302734, 0.0], "counted": [0, 10, 20]}, "gate": {"version": '
+        '1, "held": true, "why": "memory"}, "flights": [], "ended": [[1.0, 21.0]], "cut_ms": 1763400000000, "last_ms": '
+        '1763400005000}, "known_batch": null, "skipped": 0, "caught_up": 0}'
+    )
+    found = parse(text)
+    assert found is not None
+    assert (found.epoch, found.next_sequence) == (4, 30)
+    assert found.regulation.state == State()
+    assert found.regulation.gate == GateState(True, "memory")
 
 
 @given(st.text())

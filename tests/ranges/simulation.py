@@ -81,12 +81,17 @@ def flow(*phases: tuple[float, ...], size: float = 0.25 * MB, start: float = 0.0
     return arrivals
 
 
+def slows_down(now: float) -> float:
+    return (500 if now < 900 else 8) * MB
+
+
 SCENARIOS = (
     Scenario("steady load", flow((2400, 3 * MB))),
     Scenario("burst of 20 times", flow((900, 1 * MB), (300, 20 * MB), (1200, 1 * MB))),
     Scenario("burst, batches too", flow((900, 1 * MB, 0.1 * MB), (300, 20 * MB, 2 * MB), (1200, 1 * MB, 0.1 * MB))),
     Scenario("backlog of a day", flow((86_400 + 1800, 0.25 * MB), start=-86_400.0)),
-    Scenario("slow sink", flow((3600, 4 * MB), size=0.5 * MB), sink=lambda now: (500 if now < 900 else 8) * MB),
+    Scenario("slow sink", flow((3600, 4 * MB), size=0.5 * MB), sink=slows_down),
+    Scenario("slow sink, 3 times", flow((3600, 12 * MB), size=0.5 * MB), sink=slows_down),
     Scenario("trickle", flow((7200, 1_000), size=50_000)),
 )
 

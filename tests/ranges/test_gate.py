@@ -135,6 +135,14 @@ def test_room_that_the_refusal_asks_for_is_enough() -> None:
     Gate(max_ranges=6).check_room(4, 1)
 
 
+def test_up_to_where_one_passes_can_be_set() -> None:
+    nearly_full = Pressure(memory=0.93, ranges=0.0, bytes=0.0, disk=0.2)
+    held = GateState(True, "memory")
+    assert Gate().passes(held, nearly_full) == 1
+    assert Gate(stop_above=0.93).passes(held, nearly_full) == 0
+    assert "up to 0.93" in Gate(stop_above=0.93).tell(held, nearly_full)
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
@@ -145,6 +153,8 @@ def test_room_that_the_refusal_asks_for_is_enough() -> None:
         ("resume_below", -0.1),
         ("resume_below", 0.80),
         ("resume_below", 0.9),
+        ("stop_above", 0.0),
+        ("stop_above", 1.2),
         ("max_ranges", 0),
         ("max_ranges", 1.5),
         ("max_bytes", 0),

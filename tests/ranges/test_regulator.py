@@ -115,9 +115,43 @@ def test_runs_that_only_slow_each_other_are_not_started_together() -> None:
 def test_runs_that_do_not_slow_each_other_use_all_there_is() -> None:
     apart = [replace(one, at_once=runs) for one, runs in zip(landed(*[60 * MB] * 20), [1.0, 3.0] * 10, strict=True)]
     state = BALANCED.update(State(), apart)
-    assert BALANCED.decide(state, Waiting(size=10 * MB)).parallel == 4
+    assert [BALANCED.decide(state, Waiting(size=10 * MB), running=[5.0] * runs).ranges for runs in (2, 3)] == [2, 1]
     few = BALANCED.decide(state, Waiting(size=900 * MB, seconds=900), since_cut=30.0)
     assert few.budget < 900 * MB, "a backlog that all of them share lands soonest"
+
+
+def test_one_more_run_is_tried_where_as_many_as_there_are_never_slowed_each_other() -> None:
+    def after(*at_once: float) -> int:
+        seen = [replace(one, at_once=runs) for one, runs in zip(landed(*[60 * MB] * 40), at_once, strict=False)]
+        seen = [replace(one, seconds=20.15 * max(1.0, one.at_once / 2)) for one in seen]
+        return BALANCED.decide(BALANCED.update(State(), seen), Waiting(size=10 * MB), running=[5.0, 5.0]).ranges
+
+    assert after(*[1.9] * 20) == 1
+    assert after(*[1.9] * 15, 2.9, 2.9, 1.9) == 0, "it was tried, and slowed the others"
+    assert after(*[1.9] * 10, 2.9, 2.9, *[1.9] * 20) == 1, "now and then"
+    assert after(*[1.0] * 20) == 0, "where one was enough, nobody needs a third"
+
+
+def test_a_hundred_runs_that_do_not_slow_each_other_are_not_taken_for_sixteen() -> None:
+    wide = replace(BALANCED, parallel=100, expected_room=100.0)
+    many = [
+        Observation(n * 10, size, 10, 20 + size / (400 * MB), 10.0, runs)
+        for n, (size, runs) in enumerate(zip([60 * MB, 900 * MB] * 20, [40.0, 30.0, 60.0, 50.0] * 10, strict=True))
+    ]
+    decision = wide.decide(wide.update(State(), many), Waiting(size=10 * MB))
+    assert decision.parallel > 50
+    assert decision.cost.fixed == pytest.approx(20, rel=0.1)
+    assert 1 / decision.cost.per_byte == pytest.approx(400 * MB, rel=0.3)
+
+
+def test_a_quiet_night_before_a_range_does_not_hide_the_load_of_the_day() -> None:
+    before = BALANCED.decide(ALONE, Waiting(), since_cut=1.0)
+    night = Observation(10_000, 60 * MB, 10, 20.0, 8 * 3600.0)
+    morning = BALANCED.decide(BALANCED.update(ALONE, [night]), Waiting(), since_cut=1.0)
+    assert morning.rho is not None
+    assert before.rho is not None
+    assert morning.rho > 0.4 * before.rho
+    assert morning.rate > 0.4 * before.rate
 
 
 def test_what_one_run_lands_as_soon_is_not_split() -> None:
@@ -354,6 +388,8 @@ def test_a_state_of_another_release_is_refused_with_what_to_do(version: object) 
         {"samples": [[1.0, 1.0]]},
         {"samples": [[1.0, 1.0, float("inf")]]},
         {"samples": [[1.0, 0.0, 1.0]]},
+        {"samples": [[1.0, 5e-324, 100.0]]},
+        {"samples": [[1.0, 1.0, 1e30]]},
         {"samples": [[1.0, 1.0, 0.5]]},
         {"samples": [[1.0, 1.0, 1.0]] * 61},
         {"samples": {"a": 1}},

@@ -15,8 +15,10 @@ from tests.ranges.simulation import (
     CLUSTER,
     FOUR,
     HEAD,
+    MB,
     RULES,
     SCENARIOS,
+    SEEDS,
     SMALL,
     Fixed,
     Outcome,
@@ -25,13 +27,17 @@ from tests.ranges.simulation import (
     Simulation,
     World,
     compare,
+    flow,
     lines,
+    slows_down,
+    together,
 )
 
 BY_NAME = {one.name: one for one in SCENARIOS}
 WORLDS = (SMALL, FOUR, CLUSTER)
 ALL = [pytest.param(world, one, id=f"{one.name}, {world.name}") for one in SCENARIOS for world in WORLDS]
-EVEN = (FOUR, "slow sink")
+EVEN = {(FOUR, "burst of 20 times"): 1.02, (FOUR, "slow sink"): 1.07}
+"""Where fixed limits happen to fit, and lag is about the same: how much more it may be."""
 
 
 @functools.cache
@@ -43,33 +49,36 @@ def compared(world: World, scenario: Scenario) -> dict[str, Outcome]:
 
 PARTS = {
     SMALL: {
-        "steady load": 0.45,
+        "steady load": 0.46,
         "burst of 20 times": 0.24,
-        "burst, batches too": 0.46,
+        "burst, batches too": 0.47,
         "backlog of a day": 0.51,
-        "slow sink": 0.40,
-        "trickle": 0.82,
+        "slow sink": 0.42,
+        "slow sink, 3 times": 0.76,
+        "trickle": 0.83,
     },
     FOUR: {
-        "steady load": 0.97,
-        "burst of 20 times": 0.96,
-        "burst, batches too": 0.97,
+        "steady load": 0.99,
+        "burst of 20 times": 1.00,
+        "burst, batches too": 0.98,
         "backlog of a day": 0.53,
-        "slow sink": 1.01,
+        "slow sink": 1.05,
+        "slow sink, 3 times": 0.90,
         "trickle": 0.76,
     },
     CLUSTER: {
-        "steady load": 0.93,
-        "burst of 20 times": 0.96,
-        "burst, batches too": 0.95,
-        "backlog of a day": 0.59,
-        "slow sink": 0.97,
+        "steady load": 0.89,
+        "burst of 20 times": 0.87,
+        "burst, batches too": 0.89,
+        "backlog of a day": 0.57,
+        "slow sink": 0.87,
+        "slow sink, 3 times": 0.96,
         "trickle": 0.76,
     },
 }
 """Mean lag, in parts of the better one of the other rules: above 1, the regulator loses.
 
-It gains nothing with a slow sink on four cores, which the fixed limits happen to fit: see its module.
+It gains nothing on four cores where the fixed limits happen to fit: see its module.
 """
 
 
@@ -92,13 +101,43 @@ def test_lag_is_the_stated_part_of_the_better_one_of_the_other_rules(
 
 
 @pytest.mark.parametrize(("world", "scenario"), ALL)
-def test_the_regulator_is_better_than_either_rule_everywhere_and_even_once(world: World, scenario: Scenario) -> None:
+def test_mean_lag_is_below_that_of_either_rule_but_where_fixed_limits_fit(world: World, scenario: Scenario) -> None:
     outcomes = compared(world, scenario)
-    ours = outcomes["regulator"]
-    most = 1.02 if (world, scenario.name) == EVEN else 1.0
+    most = EVEN.get((world, scenario.name), 1.0)
     for name in RULES.keys() - {"regulator"}:
-        assert ours.mean < most * outcomes[name].mean, name
-        assert ours.percentile(0.95) <= 1.15 * outcomes[name].percentile(0.95), name
+        assert outcomes["regulator"].mean < most * outcomes[name].mean, name
+
+
+@pytest.mark.parametrize(("world", "scenario"), ALL)
+def test_the_worst_twentieth_waits_a_quarter_longer_at_the_most(world: World, scenario: Scenario) -> None:
+    outcomes = compared(world, scenario)
+    for name in RULES.keys() - {"regulator"}:
+        assert outcomes["regulator"].percentile(0.95) <= 1.25 * outcomes[name].percentile(0.95), name
+
+
+def test_a_sink_that_slows_down_is_not_taken_for_runs_that_slow_each_other() -> None:
+    """Seen of runs that were two at a time before and after, it looks the same; four times the lag came of it."""
+    outcomes = compared(CLUSTER, BY_NAME["slow sink, 3 times"])
+    assert outcomes["regulator"].mean < 1.02 * outcomes["fixed"].mean
+
+
+def test_near_the_limit_of_all_runs_a_sink_that_slows_down_is_learned_slowly() -> None:
+    """What it costs: with more runs and a slower sink at the same moment, nobody can tell which it was."""
+    scenario = Scenario("slow sink, 5 times", flow((3600, 20 * MB), size=0.5 * MB), sink=slows_down)
+    fixed, ours = (
+        together(Simulation(CLUSTER, scenario, rule(), seed).run() for seed in SEEDS) for rule in (Fixed, Regulated)
+    )
+    assert 1.1 < ours.mean / fixed.mean < 1.5
+    assert ours.left == 0
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+@pytest.mark.parametrize("scenario", ["steady load", "burst of 20 times", "slow sink", "trickle"])
+def test_a_target_of_seven_tenths_makes_lag_longer(world: World, scenario: str) -> None:
+    lower = together(
+        Simulation(world, BY_NAME[scenario], Regulated(Regulator(target=0.7)), seed).run() for seed in SEEDS
+    )
+    assert 1.01 < lower.mean / compared(world, BY_NAME[scenario])["regulator"].mean < 1.2
 
 
 def test_every_scenario_is_stated_for_every_world() -> None:
