@@ -72,7 +72,9 @@ class Cursor:
         try:
             found = _checked(given)
         except (InvalidInput, TypeError, ValueError, KeyError) as error:
-            raise InvalidInput(f"the sensor's cursor is damaged, or of another release ({error}): {text[:100]!r}. {reset}") from None
+            raise InvalidInput(
+                f"the sensor's cursor is damaged, or of another release ({error}): {text[:100]!r}. {reset}"
+            ) from None
         if found.buffer != buffer:
             raise InvalidInput(
                 f"the sensor's cursor is of another buffer: {found.buffer[:300]!r}, and this is {buffer!r}. Correct "

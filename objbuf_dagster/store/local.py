@@ -64,7 +64,9 @@ class _Look:
 
     Two writes can have one stamp only within a step of the file system's clock. So bytes that were read longer than
     such a step after their stamp was there are the last ones to have it. Both times are of this machine's steady clock:
-    another clock's idea of the time, as a file server has one, or one that was set, changes nothing.
+    another clock's idea of the time, as a file server has one, changes nothing. What is put in place long after it was
+    written, as by a put that waits for its lock, has an inode of its own, and its rename is in the ctime: a file system
+    that gives neither is none for a buffer.
     """
 
     stamp: tuple[int, ...]

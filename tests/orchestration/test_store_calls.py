@@ -320,12 +320,15 @@ def test_a_cursor_that_was_reset_looks_for_ranges_again(store: CountingStore) ->
         assert store.count("list") > 0
 
 
+@pytest.mark.parametrize(
+    "settings", [SensorSettings(limits=Limits(max_wait=3600)), SensorSettings()], ids=["waits", "in flight"]
+)
 def test_an_idle_tick_over_a_directory_does_not_read_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: SensorSettings
 ) -> None:
     monkeypatch.setattr(local, "_STAMPS_DIFFER", 0.0)  # seconds that nobody wants to wait for
     store = LocalStore(tmp_path)
-    with sensing(store, SensorSettings(limits=Limits(max_wait=3600))) as sensor:
+    with sensing(store, settings) as sensor:
 
         def reads() -> int:
             before = bytes_read()
