@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from objbuf_dagster.errors import CorruptData, InvalidInput, ObjbufError, StorageUnavailable
 
+_LONGEST_TIMEOUT = 86_400.0
+
 Payload = bytes | Sequence[bytes | bytearray | memoryview]
 """An object's bytes, whole or in parts."""
 
@@ -81,6 +83,10 @@ class Store(ABC):
         """Its bytes alone, for objects that never change: some stores pay for the version."""
         return self.get(path, max_bytes=max_bytes).data
 
+    def read_range(self, path: str, start: int, size: int) -> bytes:
+        """A part of its bytes; fewer at its end. Stores that are not asked for parts read all of it."""
+        return self.read(path)[start : start + size]
+
     @abstractmethod
     def put(
         self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
@@ -126,6 +132,11 @@ def check_condition(if_version: str | None, if_absent: bool) -> None:
         raise InvalidInput("a put can ask for a version or for absence, not for both")
     if if_version == "":  # S3 takes it for no condition at all
         raise InvalidInput("an empty version compares with nothing: a store that gives none cannot compare-and-swap")
+
+
+def check_timeout(seconds: float) -> None:
+    if not 0 < seconds < _LONGEST_TIMEOUT:
+        raise InvalidInput(f"timeout_seconds must be above 0 and below {_LONGEST_TIMEOUT:g}: {seconds}")
 
 
 def check_size(path: str, size: int, max_bytes: int | None) -> None:

@@ -22,6 +22,7 @@ from objbuf_dagster.store.base import (
     check_condition,
     check_path,
     check_size,
+    check_timeout,
     folder,
 )
 
@@ -42,7 +43,6 @@ _PART_BYTES = 32 << 20
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _TOO_SLOW = "no answer, or not all of it, in time: set timeout_seconds (--timeout) higher if the connection is slow"
 _ENDPOINT = ("endpoint", "endpoint_url")
-_LONGEST_TIMEOUT = 86_400.0
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
 _NO_OBJECT = re.compile(
     r"performing HEAD \S+ in \S+ - [^\n]*status code: 404[^:\n]*:\s*(?:\Z|\n)"  # its answer has no body
@@ -256,8 +256,7 @@ def _connect(url: str, options: dict[str, str], credentials: Credentials | None,
             raise InvalidInput(f"{name} is no setting of a store: use timeout_seconds, or leave it out")
         if name.lower().removeprefix("aws_").startswith("endpoint"):
             _check_endpoint(name, value)
-    if not 0 < timeout_seconds < _LONGEST_TIMEOUT:
-        raise InvalidInput(f"timeout_seconds must be above 0 and below {_LONGEST_TIMEOUT:g}: {timeout_seconds}")
+    check_timeout(timeout_seconds)
     if url.startswith(("s3://", "s3a://")):  # whatever the environment says: everything here rests on it
         given = {
             name: value for name, value in options.items() if name.lower().removeprefix("aws_") != _CONDITIONAL_PUT

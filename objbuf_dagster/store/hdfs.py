@@ -4,6 +4,9 @@ No Java is needed for it, and no libhdfs. A put writes a temporary file, closes 
 that as one step, and refuses to put it in place of another file if told so. It compares no versions, so a buffer cannot
 be here.
 
+The client waits for a NameNode without end. So each call has a deadline, and one that is overdue is left alone: it may
+still happen, which harms nobody, as a put is there with its rename and the names of a lake's files are used once.
+
 A put is as durable as HDFS makes a file that was closed: as many DataNodes have it as the cluster is told to wait for
 (`dfs.namenode.replication.min`), in memory or, with their `dfs.datanode.synconclose`, on disk.
 """
@@ -12,13 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from objbuf_dagster.errors import InvalidInput, NotFound, ObjbufError, StorageError
 from objbuf_dagster.store.base import (
@@ -31,11 +36,16 @@ from objbuf_dagster.store.base import (
     check_condition,
     check_path,
     check_size,
+    check_timeout,
     folder,
 )
+from objbuf_dagster.store.deadline import Overdue, within
+from objbuf_dagster.store.namenode import one_line, refusal_in
 
 if TYPE_CHECKING:
     import hdfs_native
+
+T = TypeVar("T")
 
 NO_BUFFER = (
     "hdfs:// is for lakes: it compares no versions, which every change of a manifest needs; give the buffer a place in "
@@ -49,37 +59,28 @@ _TEMPORARY = ".tmp-"
 _LEFT_BEHIND = re.compile(re.escape(_TEMPORARY) + r"[0-9a-f]{32}|\.(?:\d{20}\.[\w.-]+|_last_checkpoint)\.tmp\.\d+")
 """Temporary files of puts here, and of deltalake's in a log, which leaves one for each commit that lost its race."""
 _ABANDONED_AFTER = 24 * 3600.0  # seconds until a temporary file can be nobody's work in progress
-_CHUNK_BYTES = 1 << 20
 
-_EXCEPTION = re.compile(r"RPCError\(\"(?:[\w$]+\.)*([\w$]+)\", *\"(.*)", re.DOTALL)
-_TRACE = re.compile(r"(?:\s|\\n|\\t)+at [\w.$]+\(.*", re.DOTALL)
-_PASSING = {"IOException", "ObserverRetryOnActiveException", "RetriableException", "SafeModeException"}
-_PASSING |= {"StandbyException", "NotReplicatedYetException", "LeaseExpiredException", "RemoteException"}
-_HINTS = {
-    "AccessControlException": "access denied, check HADOOP_USER_NAME or the Kerberos ticket, and this user's rights",
-    "DSQuotaExceededException": "the directory's quota is full, free some space or raise it",
-    "NSQuotaExceededException": "the directory's quota of names is full, free some or raise it",
-    "ParentNotDirectoryException": "a part of its path is a file, give it another place",
-}
-_SETTINGS = re.compile(r"InvalidArgument|InvalidPath|UrlParseError|SASLError|GSSAPIError|NoSASLMechanism|Unsupported")
+_CHUNK_BYTES = 1 << 20
+_PART_BYTES = 32 << 20
+_LISTED_AT_ONCE = 100
+"""What one call writes, reads and lists, so that its deadline is of that and not of a whole file or directory."""
+
+_CLEANING_SECONDS = 5.0
+_USUAL_NODES = 3
+_EXAMPLE = "hdfs://namenode:8020/lake"
 
 
 class HdfsStore(Store):
     """Files below `url`: `hdfs://namenode:8020/dir`, or `hdfs://nameservice/dir` with the settings that name its nodes.
 
     `options` are Hadoop's settings by name (`dfs.ha.namenodes.ns`, ...); others come from the files in
-    HADOOP_CONF_DIR, the user from HADOOP_USER_NAME or the Kerberos ticket. What fails is not repeated in here.
+    HADOOP_CONF_DIR, the user from HADOOP_USER_NAME or the Kerberos ticket. A call of the NameNode, and one that moves
+    a part of a file, may take `timeout_seconds`. What fails is not repeated in here.
     """
 
     def __init__(self, url: str, *, options: Mapping[str, str] | None = None, timeout_seconds: float = 60.0) -> None:
-        parts = urlsplit(url)
-        if not parts.netloc or not _NAMES.fullmatch(parts.path.rstrip("/")) or "@" in parts.netloc:
-            raise InvalidInput(
-                "an hdfs URL has a NameNode and a path of letters, digits and ._=~-, and nothing else: "
-                "hdfs://namenode:8020/lake"
-            )
-        if any(segment in ("", ".", "..") for segment in parts.path.strip("/").split("/")):
-            raise InvalidInput("an hdfs URL's path has no empty, '.' or '..' part: hdfs://namenode:8020/lake")
+        parts = _parts(url)
+        check_timeout(timeout_seconds)
         self.url = url
         self._settings = (dict(options or {}), timeout_seconds)
         self._server = f"hdfs://{parts.netloc}"
@@ -96,59 +97,100 @@ class HdfsStore(Store):
         from hdfs_native import Client
 
         options, timeout_seconds = self._settings
-        settings = {"dfs.client.socket-timeout": str(max(1, round(timeout_seconds * 1000)))}
+        # A DataNode that is silent for half of the time leaves the other half to another one.
+        settings = {"dfs.client.socket-timeout": str(max(1, round(timeout_seconds * 500)))}
         if urlsplit(self._server).port is not None:
             # There is no other NameNode to go to. The client would wait for minutes all the same, and then so would
             # each attempt of ours.
             settings["dfs.client.failover.max.attempts"] = "1"
+        else:
+            # Each node twice: with the client's 15 attempts one of ours would take a minute while no node is up.
+            named = options.get(f"dfs.ha.namenodes.{urlsplit(self._server).netloc}")
+            nodes = len(named.split(",")) if named else _USUAL_NODES
+            settings["dfs.client.failover.max.attempts"] = str(2 * nodes)
         with _translated(""):
             return Client(self._server, {**settings, **options})
 
+    def _call(self, path: str, call: Callable[[], T], *, writing: bool = False) -> T:
+        """One step, with its deadline."""
+        timeout_seconds = self._settings[1]
+        with _translated(path, writing=writing):
+            try:
+                return within(timeout_seconds, call)
+            except Overdue as error:
+                # The next one connects anew: this connection may lead to a machine that is gone.
+                self.__dict__.pop("_client", None)
+                raise _NoAnswer(f"{error} ({path!r}): set timeout_seconds (--timeout) higher if it is slow") from None
+
     def get(self, path: str, *, max_bytes: int | None = None) -> Blob:
+        reader = self._open(path)
+        size = len(reader)
+        check_size(path, size, max_bytes)
+        if size <= _PART_BYTES:
+            return Blob(self._part(path, reader, 0, size), "")
+        # Joined parts would be there twice. This has room for all from the start, and what it gives is no copy.
+        whole = io.BytesIO()
+        whole.seek(size - 1)
+        whole.write(b"\0")
+        whole.seek(0)
+        for start in range(0, size, _PART_BYTES):
+            whole.write(self._part(path, reader, start, min(_PART_BYTES, size - start)))
+        return Blob(whole.getvalue(), "")
+
+    def read_range(self, path: str, start: int, size: int) -> bytes:
+        reader = self._open(path)
+        end = min(start + size, len(reader))
+        parts = (
+            self._part(path, reader, at, min(_PART_BYTES, end - at))
+            for at in range(start, max(start, end), _PART_BYTES)
+        )
+        return b"".join(parts)
+
+    def _open(self, path: str) -> hdfs_native.FileReader:
         file = self._file(path)
-        with _translated(path):
-            reader = self._client.read(file)
-            size = len(reader)
-            check_size(path, size, max_bytes)
-            data = reader.read() if size else b""
+        client = self._client
+        return self._call(path, lambda: client.read(file))
+
+    def _part(self, path: str, reader: hdfs_native.FileReader, start: int, size: int) -> bytes:
+        data = self._call(path, lambda: reader.read_range(start, size)) if size else b""
         if len(data) != size:
-            raise TransientError(f"{path!r} has {size} bytes, and {len(data)} came")
-        return Blob(data, "")
+            raise TransientError(f"{path!r} has {size} bytes at {start}, and {len(data)} came")
+        return data
 
     def put(
         self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
     ) -> Conflict | None:
-        from hdfs_native import WriteOptions
-
         check_condition(if_version, if_absent)
         if if_version is not None:
             raise InvalidInput(NO_BUFFER)
         target = self._file(path)
         temporary = f"{target.rpartition('/')[0]}/{_TEMPORARY}{uuid.uuid4().hex}"
-        done = False
+        client = self._client
         try:
-            with _translated(path, writing=True):
-                writer = self._client.create(temporary, WriteOptions(create_parent=True))
-                for chunk in _chunks([data] if isinstance(data, bytes) else data):
-                    writer.write(chunk)
-                writer.close()
-                try:
-                    self._client.rename(temporary, target, overwrite=not if_absent)
-                except FileExistsError:
-                    if not if_absent:
-                        raise
-                    return Conflict()
-            done = True
-        finally:
-            if not done:
-                with contextlib.suppress(Exception):  # tidy() does it, a day later
-                    self._client.delete(temporary)
+            self._write(client, path, temporary, data)
+            renamed = self._call(path, lambda: _rename(client, temporary, target, if_absent), writing=True)
+        except _NoAnswer:  # nor would there be one to this; tidy() does it, a day later
+            raise
+        except BaseException:
+            _forget(client, temporary)
+            raise
+        if not renamed:
+            _forget(client, temporary)
+            return Conflict()
         return None
+
+    def _write(self, client: hdfs_native.Client, path: str, temporary: str, data: Payload) -> None:
+        from hdfs_native import WriteOptions
+
+        writer = self._call(path, lambda: client.create(temporary, WriteOptions(create_parent=True)), writing=True)
+        for chunk in _chunks([data] if isinstance(data, bytes) else data):
+            self._call(path, lambda chunk=chunk: writer.write(chunk), writing=True)  # type: ignore[misc]
+        self._call(path, writer.close, writing=True)
 
     def head(self, path: str) -> ObjectInfo:
         file = self._file(path)
-        with _translated(path):
-            status = self._client.get_file_info(file)
+        client = self._client
+        status = self._call(path, lambda: client.get_file_info(file))
         if status.isdir:
             raise NotFound(path)
         return ObjectInfo(path, status.length, status.modification_time)
@@ -160,15 +202,19 @@ class HdfsStore(Store):
     def _below(self, prefix: str) -> Sequence[ObjectInfo]:
         """All files below a folder, temporary ones too."""
         top = f"{self._root}/{folder(prefix)}"
+        client = self._client
+        found: list[ObjectInfo] = []
         try:
-            with _translated(prefix):
-                return [
+            statuses = self._call(prefix, lambda: iter(client.list_status(top.rstrip("/"), recursive=True)))
+            while some := self._call(prefix, lambda: list(islice(statuses, _LISTED_AT_ONCE))):
+                found += [
                     ObjectInfo(status.path.removeprefix(f"{self._root}/"), status.length, status.modification_time)
-                    for status in self._client.list_status(top.rstrip("/"), recursive=True)
+                    for status in some
                     if not status.isdir and status.path.startswith(top)
                 ]
         except NotFound:
             return []
+        return found
 
     def tidy(self, prefix: str, *, older_than: float = _ABANDONED_AFTER) -> int:
         """Delete the temporary files that writers left, and return how many."""
@@ -178,27 +224,34 @@ class HdfsStore(Store):
             for info in self._below(prefix)
             if _LEFT_BEHIND.fullmatch(_name(info.path)) and (info.modified_ms or 0) < before
         ]
-        with _translated(prefix):
-            return sum(self._client.delete(f"{self._root}/{path}") for path in old)
+        return sum(self._delete(path, f"{self._root}/{path}") for path in old)
 
     def delete(self, paths: Iterable[str]) -> dict[str, ObjbufError]:
         wanted = {path: self._file(path) for path in paths}
         failed: dict[str, ObjbufError] = {}
         for path, file in wanted.items():
             try:
-                with _translated(path):
-                    self._client.delete(file)
-            except (TransientError, NotFound) as error:
-                if isinstance(error, TransientError):
-                    raise
+                self._delete(path, file)
+            except TransientError:
+                raise
+            except NotFound:
+                continue
             except ObjbufError as error:
                 failed[path] = error
         return failed
+
+    def _delete(self, path: str, file: str) -> bool:
+        client = self._client
+        return self._call(path, lambda: client.delete(file))
 
     def _file(self, path: str) -> str:
         if any(segment.startswith(_TEMPORARY) for segment in check_path(path).split("/")):
             raise InvalidInput(f"names that start with {_TEMPORARY!r} are reserved: {path!r}")
         return f"{self._root}/{path}"
+
+
+class _NoAnswer(TransientError):
+    """A call was left alone."""
 
 
 def check_installed() -> None:
@@ -211,12 +264,46 @@ def _reopen(url: str, options: dict[str, str], timeout_seconds: float) -> HdfsSt
     return HdfsStore(url, options=options, timeout_seconds=timeout_seconds)
 
 
+def _parts(url: str) -> SplitResult:
+    """Checked. What would be left aside without a word is refused: two tables would be one."""
+    try:
+        parts = urlsplit(url)
+        port_is_one = parts.port != 0
+    except ValueError:
+        raise InvalidInput(f"not an hdfs URL, its host or port is none: {_EXAMPLE}") from None
+    if parts.query or parts.fragment or "?" in url or "#" in url:
+        raise InvalidInput(f"an hdfs URL has no '?' or '#' part, settings are given as options: {_EXAMPLE}")
+    if not parts.hostname or not port_is_one or not _NAMES.fullmatch(parts.path.rstrip("/")) or "@" in parts.netloc:
+        raise InvalidInput(
+            f"an hdfs URL has a NameNode and a path of letters, digits and ._=~-, and nothing else: {_EXAMPLE}"
+        )
+    if any(segment in ("", ".", "..") for segment in parts.path.strip("/").split("/")):
+        raise InvalidInput(f"an hdfs URL's path has no empty, '.' or '..' part: {_EXAMPLE}")
+    return parts
+
+
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _chunks(parts: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
-    """The same bytes, with small parts joined: each write is a call into another thread."""
+def _rename(client: hdfs_native.Client, source: str, target: str, if_absent: bool) -> bool:
+    """Whether it was, and not refused as something is there."""
+    try:
+        client.rename(source, target, overwrite=not if_absent)
+    except FileExistsError:
+        if not if_absent:
+            raise
+        return False
+    return True
+
+
+def _forget(client: hdfs_native.Client, temporary: str) -> None:
+    with contextlib.suppress(Exception):  # tidy() does it, a day later
+        within(_CLEANING_SECONDS, lambda: client.delete(temporary))
+
+
+def _chunks(parts: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes, with small parts joined, as each write is a call into another thread, and large ones cut."""
     small: list[bytes | bytearray | memoryview] = []
     size = 0
     for part in parts:
@@ -227,7 +314,8 @@ def _chunks(parts: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytes |
             yield b"".join(small)
             small, size = [], 0
         if len(part) >= _CHUNK_BYTES:
-            yield part
+            view = memoryview(part)
+            yield from (view[start : start + _PART_BYTES] for start in range(0, len(view), _PART_BYTES))
     if small:
         yield b"".join(small)
 
@@ -239,26 +327,19 @@ def _translated(path: str, *, writing: bool = False) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if writing:  # the temporary file: it was renamed, and the answer was lost; or its folder was deleted meanwhile
-            raise TransientError(_line(error)) from None
+            raise TransientError(one_line(error)) from None
         raise NotFound(path) from None
     except OSError as error:
-        raise TransientError(f"{_line(error)} ({path!r})") from None
+        raise TransientError(f"{one_line(error)} ({path!r})") from None
     except RuntimeError as error:
-        said = _EXCEPTION.search(str(error))
-        kind = said[1] if said else ""
-        if kind == "ParentNotDirectoryException" and not writing:
+        refusal = refusal_in(str(error))
+        if refusal is not None and refusal.kind == "ParentNotDirectoryException" and not writing:
             raise NotFound(path) from None
-        line = f"{kind}: {_line(said[2])}" if said else _line(error)
-        passing = kind in _PASSING if said else not _SETTINGS.search(str(error))
-        if passing:
-            raise TransientError(f"{line} ({path!r})") from None
-        raise StorageError(f"{_HINTS.get(kind, 'hdfs refused')}: {line} ({path!r})") from None
+        line = f"{refusal.line if refusal else one_line(error)} ({path!r})"
+        if refusal is None or refusal.passing:
+            raise TransientError(line) from None
+        raise StorageError(f"{refusal.hint}: {line}") from None
     except (ObjbufError, ImportError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001  a panic in Rust is no Exception, and who knows what it did before
-        raise StorageError(f"the hdfs client failed, check the settings: {_line(error)}", in_doubt=True) from None
-
-
-def _line(said: object) -> str:
-    """What it says, without the NameNode's stack trace."""
-    return " ".join(_TRACE.sub("", str(said)).split())[:400]
+        raise StorageError(f"the hdfs client failed, check the settings: {one_line(error)}", in_doubt=True) from None

@@ -61,6 +61,9 @@ class RetryingStore(Store):
     def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
         return self._retry(lambda: self.inner.read(path, max_bytes=max_bytes))
 
+    def read_range(self, path: str, start: int, size: int) -> bytes:
+        return self._retry(lambda: self.inner.read_range(path, start, size))
+
     def put(
         self, path: str, data: Payload, *, if_version: str | None = None, if_absent: bool = False
     ) -> Conflict | None:
