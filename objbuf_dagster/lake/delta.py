@@ -11,16 +11,18 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from objbuf_dagster import __version__
 from objbuf_dagster.errors import InvalidInput, StorageError, StorageUnavailable
 from objbuf_dagster.lake.durable import sync_log
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
-from objbuf_dagster.lake.location import local_root, open_lake, storage_options
+from objbuf_dagster.lake.location import is_hdfs, local_root, open_lake, storage_options
 from objbuf_dagster.lake.reading import bucket_files, local_files
 from objbuf_dagster.store import RetryPolicy, check_conditions
 from objbuf_dagster.store.cloud import Credentials
+from objbuf_dagster.store.deadline import within
 
 if TYPE_CHECKING:
     import deltalake
@@ -88,15 +90,28 @@ class DeltaPlace:
         """
         if self.root is not None:
             return local_files(self.root)
-        return bucket_files(self.name, *self._location(), sizes)
+        # deltalake's own files wait for hdfs with the whole process.
+        return bucket_files(self.name, *self._location(), sizes, self.store if is_hdfs(self.url) else None)
 
     def open_delta(self) -> deltalake.DeltaTable:
         """The newest version, whatever it is. Raises NoTable, StorageError."""
         from deltalake import DeltaTable
 
         url, settings = self._location()
-        with translated(self.name):
-            return DeltaTable(url, storage_options=settings)
+        return self.ask(lambda: DeltaTable(url, storage_options=settings))
+
+    def ask(self, call: Callable[[], T], *, writing: bool = False) -> T:
+        """What deltalake answers to a call that asks the storage. Raises what `translated` does.
+
+        On hdfs it would wait without end, and holds Ctrl-C off. There its call, which is many requests, has the time
+        that a call of the store has, with its repetitions. One that is overdue is left alone, and may still happen: of
+        a commit that nobody heard of, its files tell.
+        """
+        with translated(self.name, writing=writing):
+            if not is_hdfs(self.url):
+                return call()
+            _, _, retry, timeout_seconds = self._settings
+            return within(retry.attempts * timeout_seconds, call)
 
     def _location(self) -> tuple[str, dict[str, str] | None]:
         if self.root is not None:
@@ -122,28 +137,21 @@ class DeltaPlace:
         properties = CommitProperties(
             custom_metadata={METADATA_KEY: {**(words or {}), "software": SOFTWARE}}, max_commit_retries=0
         )
-        with translated(self.name, writing=True):
-            if not files:
-                DeltaTable.create(
-                    url,
-                    schema,
-                    mode="error",
-                    partition_by=list(partitions),
-                    configuration=configuration,
-                    storage_options=settings,
-                    commit_properties=properties,
-                )
-                return
-            create_table_with_add_actions(
-                url,
-                schema,
-                list(files),
+        create = (
+            partial(create_table_with_add_actions, url, schema, list(files))
+            if files
+            else (partial(DeltaTable.create, url, schema))
+        )
+        self.ask(
+            lambda: create(
                 mode="error",
                 partition_by=list(partitions),
                 configuration=configuration,
                 storage_options=settings,
                 commit_properties=properties,
-            )
+            ),
+            writing=True,
+        )
 
     def _load_or_make(self, load: Callable[[], T], make: Callable[[], None]) -> T:
         try:
@@ -181,8 +189,8 @@ class DeltaPlace:
         from deltalake import CommitProperties, PostCommitHookProperties
 
         check_conditions(self.store)
-        with translated(self.name, writing=True):
-            delta.create_write_transaction(
+        self.ask(
+            lambda: delta.create_write_transaction(
                 list(files),
                 mode="overwrite",
                 schema=schema or delta.schema(),  # any other would replace the table's
@@ -192,7 +200,9 @@ class DeltaPlace:
                 commit_properties=CommitProperties(custom_metadata={METADATA_KEY: dict(words)}, max_commit_retries=0),
                 # Old log files go in `maintain`, once the checkpoint that replaces them is on the disk.
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
-            )
+            ),
+            writing=True,
+        )
 
     def sync(self, version: int) -> None:
         """Make the log durable, up to this version, where deltalake does not."""

@@ -13,23 +13,17 @@ from collections.abc import Iterator
 
 from objbuf_dagster.errors import ObjbufError, StorageError, StorageUnavailable
 from objbuf_dagster.store.cloud import without_secrets
+from objbuf_dagster.store.deadline import Overdue
+from objbuf_dagster.store.namenode import Refusal, one_line, refusal_in
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"status code\W+(\d{3})\b")
 _TRANSIENT = {"408", "409", "412", "425", "429"}  # S3 answers 409 when two conditional puts meet
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|metadata\.google\.internal|/metadata/identity")
-_DENIED = re.compile(
-    r"lacked (the necessary privileges|valid authentication)|\(os error (1|13|30)\)|code: (1|13|30),"
-    r"|AccessControlException"
-)
-_FILE = re.compile(r"\(os error 20\)|code: 20,|ParentNotDirectoryException")
-_FULL = re.compile(r"\(os error (28|122)\)|code: (28|122),|QuotaExceededException")
+_DENIED = re.compile(r"lacked (the necessary privileges|valid authentication)|\(os error (1|13|30)\)|code: (1|13|30),")
+_FILE = re.compile(r"\(os error 20\)|code: 20,")
+_FULL = re.compile(r"\(os error (28|122)\)|code: (28|122),")
 _HDFS = "HdfsObjectStore"
-_REFUSED = re.compile(
-    r"RPC error(?!.*(java\.io\.IOException|Retriable|SafeMode|Standby))|invalid argument|SASL|GSSAPI", re.DOTALL
-)
-"""What a NameNode, or its client, answers for good; all else on the way to it may pass."""
-_TRACE = re.compile(r"\s+at [\w.$]+\(.*", re.DOTALL)
 
 _HINTS = {
     "bucket": "the bucket does not exist, create it or correct the URL",
@@ -61,8 +55,10 @@ def translated(where: str, *, writing: bool = False) -> Iterator[None]:
 
     try:
         yield
+    except Overdue as error:
+        raise StorageUnavailable(f"{_HINTS['passing']} ({where}): {error}", in_doubt=writing) from None
     except theirs.TableNotFoundError as error:
-        if writing or _DENIED.search(str(error)):
+        if writing or _DENIED.search(str(error)) or _refusal(error):
             raise _explained(error, where, in_doubt=False) from None
         raise NoTable(f"there is no table at {where} yet") from None
     except theirs.CommitFailedError:
@@ -80,10 +76,19 @@ def translated(where: str, *, writing: bool = False) -> Iterator[None]:
 def _explained(error: Exception, where: str, *, in_doubt: bool) -> StorageError:
     from deltalake.exceptions import DeltaProtocolError
 
-    line = _line(error)
+    refusal = _refusal(error)
+    if refusal is not None and not refusal.passing:
+        return StorageError(f"{refusal.hint} ({where}): {without_secrets(refusal.line)}")
+    line = without_secrets(refusal.line) if refusal else _line(error)
     kind = "protocol" if isinstance(error, DeltaProtocolError) else _kind(str(error))
     message = f"{_HINTS[kind]} ({where}): {line}"
     return StorageUnavailable(message, in_doubt=in_doubt) if kind == "passing" else StorageError(message)
+
+
+def _refusal(error: Exception) -> Refusal | None:
+    """What a NameNode, or the client, refused."""
+    text = _COLOURS.sub("", str(error)).replace("↳", ":")
+    return refusal_in(text) if _HDFS in text else None
 
 
 def _kind(text: str) -> str:
@@ -100,7 +105,7 @@ def _kind(text: str) -> str:
     for kind, said in (("file", _FILE), ("full", _FULL)):
         if said.search(text):
             return kind
-    unanswered = "HTTP error" in text or (_HDFS in text and not _REFUSED.search(text))
+    unanswered = "HTTP error" in text or _HDFS in text  # what a NameNode refused for good is told before
     if code in _TRANSIENT or code.startswith("5") or (not code and unanswered):
         return "passing"
     return "unknown"
@@ -108,5 +113,4 @@ def _kind(text: str) -> str:
 
 def _line(error: BaseException) -> str:
     """The text on one line, without colours and without what may be secret in its URLs."""
-    text = " ".join(_TRACE.sub("", _COLOURS.sub("", str(error))).replace("↳", ":").split())
-    return without_secrets(text)[:400]
+    return without_secrets(one_line(_COLOURS.sub("", str(error)).replace("↳", ":")))

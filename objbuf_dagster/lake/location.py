@@ -1,8 +1,13 @@
 """Where a table is: one URL and one set of settings for two libraries.
 
 Tasks write data files through our store (obstore), the driver commits through deltalake; both are built on the same
-Rust crate, so obstore's settings mean the same to deltalake. What differs is done here. On hdfs it is hdfs-native that
-both are built on, and the settings are Hadoop's.
+Rust crate, so obstore's settings mean the same to deltalake. What differs is done here.
+
+On hdfs both are built on hdfs-native, of different releases, and the settings are Hadoop's, by whatever means they
+come. Both read those that name NameNodes (`dfs.ha.namenodes`, `dfs.namenode.rpc-address`), Kerberos' and
+`dfs.data.transfer.protection`. deltalake's leaves aside `dfs.client.use.datanode.hostname`,
+`dfs.client.socket-timeout` and `dfs.client.failover.max.attempts`: it goes to DataNodes by their addresses, and once to
+each NameNode. It has no timeout either: see `DeltaPlace.ask`.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from objbuf_dagster.store.places import overlap, parts_of
 _S3 = ("s3", "s3a")
 _GOOGLE = ("gs",)
 _HDFS = "hdfs"
+_BY_HOSTNAME = "dfs.client.use.datanode.hostname"
 _UNSAFE = re.compile(r"(aws_)?(s3_)?(allow_unsafe_rename|locking_provider|conditional_put)", re.IGNORECASE)
 
 
@@ -37,15 +43,25 @@ def open_lake(
 ) -> Store:
     """The files of a lake: what `open_store` opens, and `hdfs://namenode:8020/dir`, where no buffer can be.
 
-    Raises InvalidInput as `open_store` does, and if the library for hdfs is not there.
+    Raises InvalidInput as `open_store` does, for a setting that hdfs needs and deltalake would leave aside, and if the
+    library for hdfs is not there.
     """
-    if not url.startswith(f"{_HDFS}://"):
+    if not is_hdfs(url):
         return open_store(url, options=options, credentials=credentials, retry=retry, timeout_seconds=timeout_seconds)
     if credentials is not None:
         raise InvalidInput("hdfs takes no credentials: it goes by HADOOP_USER_NAME or the Kerberos ticket")
+    if (options or {}).get(_BY_HOSTNAME, "").lower() == "true":
+        raise InvalidInput(
+            f"commits leave {_BY_HOSTNAME} aside, so landings would fail at their end: make the DataNodes' addresses "
+            "reachable from here (dfs.datanode.hostname or a route to them), and leave it out"
+        )
     store = HdfsStore(url, options=options, timeout_seconds=timeout_seconds)
     check_installed()
     return RetryingStore(store, retry)
+
+
+def is_hdfs(url: str) -> bool:
+    return url.startswith(f"{_HDFS}://")
 
 
 def local_root(url: str, store: Store) -> Path | None:

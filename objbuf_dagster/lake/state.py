@@ -28,6 +28,7 @@ from objbuf_dagster.lake.durable import sync_before_commit
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.files import DataFile, add_action, check_there
 from objbuf_dagster.lake.fold import BUCKET, Fold, Scope, state_schema
+from objbuf_dagster.lake.location import is_hdfs
 from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor, how_to_rebuild, schema_hash
 from objbuf_dagster.lake.state_shadow import Shadow, files_by_bucket, new_path
 from objbuf_dagster.store import RetryPolicy
@@ -143,8 +144,9 @@ class StateTable(DeltaPlace):
         found = snapshot or self.snapshot()
         if found is None:
             return state_schema(self.fold).empty_table()
-        with translated(self.name):
-            return found.delta.to_pyarrow_table().drop_columns([BUCKET])
+        sizes = {file.path: file.size for files in found.files.values() for file in files}
+        source = self.filesystem(sizes) if is_hdfs(self.url) else None
+        return self.ask(lambda: found.delta.to_pyarrow_table(filesystem=source).drop_columns([BUCKET]))
 
     def load(self, *, any_fold: bool = False) -> StateSnapshot:
         """The newest version. Raises NoTable, RebuildNeeded if it is of another fold, InvalidInput if it is no state.

@@ -205,13 +205,11 @@ def _interval_hours(said: str) -> float:
 
 def _compact_log(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
     """A checkpoint, then without the log files that it makes needless. Returns how many these were."""
-    with translated(table.name):
-        delta.create_checkpoint()
+    table.ask(delta.create_checkpoint)
     if table.root is not None:
         sync_log(table.root, delta.version())
     before = {info.path for info in table.store.list(LOG)}
-    with translated(table.name):
-        delta.cleanup_metadata()
+    table.ask(delta.cleanup_metadata)
     if table.root is not None:
         tidy_log(table.root)
     else:
@@ -228,7 +226,7 @@ def _vacuum(table: DeltaPlace, hours: int, dry_run: bool) -> tuple[list[ObjectIn
     with translated(table.name):
         delta = table.open_delta()
         # `enforce` would refuse less than the table's property says.
-        named = set(delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True))
+        named = set(table.ask(lambda: delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)))
         ours = _written_by_us(delta.metadata().partition_columns)
     there = [info for info in table.store.list() if info.path in named] if named else []
     needless = [info for info in there if ours.fullmatch(info.path)]

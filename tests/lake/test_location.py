@@ -88,11 +88,32 @@ def test_settings_of_hadoop_reach_deltalake_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["hdfs:///lake", "hdfs://n:8020", "hdfs://n/a b", "hdfs://n/a/../b", "hdfs://me@n/lake"]
+    "url",
+    [
+        "hdfs:///lake",
+        "hdfs://n:8020",
+        "hdfs://n/a b",
+        "hdfs://n/a/../b",
+        "hdfs://me@n/lake",
+        "hdfs://n/lake?a=b",
+        "hdfs://n/lake?",
+        "hdfs://n/lake#a",
+        "hdfs://[::1/lake",
+        "hdfs://n:abc/lake",
+        "hdfs://n:99999/lake",
+        "hdfs://n:0/lake",
+        "hdfs://:8020/lake",
+    ],
 )
 def test_an_hdfs_url_that_names_no_place_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(InvalidInput, match="hdfs://namenode:8020/lake"):
         LakeTable(url)
+
+
+@pytest.mark.parametrize(("said", "refused"), [("true", True), ("TRUE", True), ("false", False)])
+def test_a_setting_of_hadoop_that_commits_leave_aside_is_refused(said: str, refused: bool) -> None:
+    with pytest.raises(InvalidInput, match="make the DataNodes' addresses") if refused else contextlib.nullcontext():
+        LakeTable("hdfs://n:8020/lake", options={"dfs.client.use.datanode.hostname": said})
 
 
 def test_a_lake_on_hdfs_takes_no_credentials() -> None:
