@@ -44,10 +44,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_from_outside() -> Iterator[None]:
-    """What a person has set for their own cloud or proxy is nothing to the tests, nor to the processes they start."""
+    """What a person has set for their own cloud, Hadoop or proxy is nothing to the tests, nor to what they start."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.upper().endswith("_PROXY"):
+            if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")) or name.upper().endswith("_PROXY"):
                 patch.delenv(name)
         patch.delenv("PYTHONUNBUFFERED", raising=False)
         patch.setenv("SPARK_SUBMIT_OPTS", IN_HASTE)  # Spark's JVMs do little here but start
