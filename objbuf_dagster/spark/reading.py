@@ -21,6 +21,7 @@ from objbuf_dagster.protocol import BLOCK_BYTES
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.packing import pack
 from objbuf_dagster.spark.rows import MOST_ROWS, cuts
+from objbuf_dagster.spark.shipping import is_connect
 from objbuf_dagster.spark.tasks import ddl, parallelism, share_tasks, shares_in
 from objbuf_dagster.store import Store
 
@@ -58,9 +59,10 @@ def read(
     """The rows of these ranges, or of all, as the table is now; ranges that are not in it give none.
 
     sequences: the first and the last whose rows are wanted; files that have none of them are not looked at.
-    native: whether Spark shall read the files itself. By default it does for local files, for hdfs if the session
-        has the options of the table, too (as `spark.hadoop.dfs...`), and for buckets if it has settings for them
-        (`spark.hadoop.fs.s3a.access.key` and the like).
+    native: whether Spark shall read the files itself. By default it does for local files, for hdfs if the session is a
+        classic one that has the options of the table, too (as `spark.hadoop.dfs...`), and for buckets if it has
+        settings for them (`spark.hadoop.fs.s3a.access.key` and the like). The server of Spark Connect has a user and a
+        HADOOP_CONF_DIR of its own, so that only who knows these can ask for it.
 
     Where Spark reads by itself, `where` on sequences and times skips what it can, too. Elsewhere each file of these
     ranges and sequences is fetched whole, by one task and into its memory, whatever the query makes of it: so name
@@ -132,13 +134,15 @@ def _literal(path: str) -> str:
 
 
 def _reaches(spark: SparkSession, table: LakeTable, scheme: str) -> bool:
-    """Whether the JVM can be expected to: it has a client for hdfs, and whatever this process has from the environment.
+    """Whether the JVM can be expected to: it has a client for hdfs, and one that this process started its environment.
 
     A connection that fails would be told by the query, long after there was a choice.
     """
     if scheme == "hdfs":
         options: dict[str, str] = table.settings["options"]
-        return all(spark.conf.get(f"spark.hadoop.{name}", None) == value for name, value in options.items())
+        return not is_connect(spark) and all(
+            spark.conf.get(f"spark.hadoop.{name}", None) == value for name, value in options.items()
+        )
     return any(spark.conf.get(f"spark.hadoop.fs.{scheme}.{name}", None) for name in _SETTINGS[scheme])
 
 

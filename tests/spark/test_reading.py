@@ -26,6 +26,7 @@ from objbuf_dagster.store import LocalStore, MemoryStore
 from tests.lake.landings import key, land, sequences
 from tests.spark.landing import Filled, fill
 from tests.spark.rows import batch
+from tests.support.namenode import name_node
 
 MIB = 1 << 20
 TYPED = TableSchema(
@@ -275,3 +276,14 @@ def test_sequences_of_a_table_without_them_are_refused(spark: SparkSession, tmp_
         read(spark, LakeTable(tmp_path / "typed", TYPED), sequences=(0, 1))
     with pytest.raises(InvalidInput, match="0 <= start <= end"):
         read(spark, LakeTable(tmp_path / "entries"), sequences=(2, 1))
+
+
+def test_through_spark_connect_tasks_read_what_is_on_hdfs(connect_spark: SparkSession) -> None:
+    with name_node() as names:
+        table = LakeTable(f"{names.url}/lake/entries")
+        land(table, key(0))
+
+        rows = read(connect_spark, table)
+
+        assert sorted(row["_odb_sequence"] for row in rows.select("_odb_sequence").collect()) == list(range(10))
+        assert rows.inputFiles() == [], "the server's JVM has another user and other settings"
