@@ -86,27 +86,39 @@ class Lake:
         return [one for one in outcomes if isinstance(one, DecodedRange)]
 
 
-def landed(spark: SparkSession, directory: Path, entries: Sequence[tuple[str, str]], *, per_batch: int = 3) -> Lake:
-    """A lake whose `entries` has these (payload, text), so many to a batch, two batches to a range."""
+def landed(
+    spark: SparkSession,
+    directory: Path,
+    entries: Sequence[tuple[str, str]],
+    *,
+    per_batch: int = 3,
+    url: str | None = None,
+    verify: bool = False,
+) -> Lake:
+    """A lake whose `entries` has these (payload, text), so many to a batch, two batches to a range.
+
+    url: of the lake, if that is to be elsewhere than the buffer.
+    """
     made: list[Batch] = []
     for first in range(0, len(entries), per_batch):
         some = entries[first : first + per_batch]
         metadata = [Metadata(at, 1000 + at, payload.encode()) for at, (payload, _) in enumerate(some)]
         made.append(batch(len(made), [text.encode() for _, text in some], metadata))
     filled = fill(LocalStore(directory / "buffer"), made, per_range=2)
-    lake = lake_at(directory, filled, Words())
-    outcomes = list(land_all(spark, filled.place, filled.ranges, lake.entries))
+    lake = lake_at(directory, filled, Words(), url)
+    outcomes = list(land_all(spark, filled.place, filled.ranges, lake.entries, verify=verify))
     assert all(isinstance(one, Landed) for one in outcomes), outcomes
     return lake
 
 
-def lake_at(directory: Path, filled: Filled, decoder: Decoder) -> Lake:
-    """Tables below this directory, none of which need be there."""
+def lake_at(directory: Path, filled: Filled, decoder: Decoder, url: str | None = None) -> Lake:
+    """Tables below this directory or URL, none of which need be there."""
+    lake = url or str(directory / "lake")
     return Lake(
         filled,
-        LakeTable(directory / "lake/entries"),
-        LakeTable(directory / f"lake/{decoder.name}", typed_schema(decoder)),
-        LakeTable(directory / "lake/dead_letters", DEAD_LETTERS),
+        LakeTable(f"{lake}/entries"),
+        LakeTable(f"{lake}/{decoder.name}", typed_schema(decoder)),
+        LakeTable(f"{lake}/dead_letters", DEAD_LETTERS),
     )
 
 

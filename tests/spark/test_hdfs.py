@@ -1,10 +1,14 @@
-"""A lake on a real HDFS: landing, racing, reading back by Spark itself, upkeep. See tests/support/hdfs.py."""
+"""A lake on a real HDFS: landing, racing, reading back by Spark itself, upkeep. See tests/support/hdfs.py.
+
+What one does whose NameNode refuses or is silent needs no real one: tests/store and tests/lake have test_hdfs.py, too.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -21,12 +25,15 @@ from objbuf_dagster.errors import NotFound, StorageError, StorageUnavailable
 from objbuf_dagster.lake import LakeTable, maintain, stat
 from objbuf_dagster.spark.landing import land
 from objbuf_dagster.spark.reading import read
-from objbuf_dagster.store import Conflict, HdfsStore, LocalStore, RetryPolicy
+from objbuf_dagster.store import Conflict, HdfsStore, LocalStore
 from tests.cli.commands import ok
 from tests.lake.landings import SPAWN, key, land_rounds, run_all, sequences, start_landing_for_ever, tags
 from tests.lake.landings import land as land_here
+from tests.lake.states import World, some_entries
+from tests.spark.decoding import Words, expected_letters, expected_words, landed, letters_in, words_in
 from tests.spark.landing import Filled, fill, rows_in
 from tests.spark.rows import batch, entries
+from tests.spark.test_decoding import MIXED
 from tests.support.hdfs import serving
 
 pytestmark = [
@@ -100,6 +107,31 @@ def test_without_the_settings_of_the_table_spark_reads_through_python(
 
     assert read(spark, elsewhere).inputFiles() == []
     assert rows_in(spark, elsewhere) == filled.rows(0)
+
+
+def test_rows_are_checked_decoded_and_folded_there(spark: SparkSession, lake: str, tmp_path: Path) -> None:
+    made = landed(spark, tmp_path, MIXED, url=lake, verify=True)
+    words = Words()
+
+    made.succeed(spark, words)
+
+    assert rows_in(spark, made.entries) == made.filled.rows()
+    assert words_in(made.table) == expected_words(words, made.filled.rows())
+    assert letters_in(made.dead_letters) == expected_letters(words, made.filled.rows())
+    assert read(spark, made.dead_letters).count() == len(MIXED) // 6
+
+
+def test_a_state_follows_there(lake: str) -> None:
+    world = World(lake)
+    rng = random.Random(3)
+    for start in (0, 3, 6):
+        world.land(start, some_entries(rng, 3))
+        world.apply()
+
+    assert world.found() == world.expected()
+    world.rebuild()
+    assert world.found() == world.expected()
+    assert maintain(world.state).checkpoint_version is not None
 
 
 def test_the_commands_land_and_look_after_a_lake(filled: Filled, lake: str, tmp_path: Path) -> None:
@@ -183,8 +215,9 @@ def test_a_killed_landing_leaves_the_old_range_or_the_new_one(table: LakeTable) 
 
 def test_a_commit_goes_past_one_that_was_killed_while_it_wrote(server: str, table: LakeTable) -> None:
     land_here(table, key(0), b"first")
-    path = f"{table.url.removeprefix(server)}/_delta_log/.{2:020d}.json.tmp.0"
-    subprocess.run([sys.executable, "-c", _DIES_WRITING, server, path], check=False)
+    path = f"{table.url.removeprefix(server)}/_delta_log/.{2:020d}.json.tmp.1"  # the name that deltalake tries first
+    died = subprocess.run([sys.executable, "-c", _DIES_WRITING, server, path], check=False)
+    assert died.returncode == -signal.SIGKILL
     store = HdfsStore(table.url)
     assert path.rpartition("/")[2] in [info.path.rpartition("/")[2] for info in store.list("_delta_log")]
 
@@ -200,21 +233,24 @@ def test_upkeep_deletes_what_is_old_and_named_by_nobody(server: str, table: Lake
 
     for tag in (b"first", b"second"):
         land_here(table, key(0), tag)
-    orphans = [table.new_path(key(5)), f"_odb_range={key(5)}/.tmp-{0:032x}", table.new_path(key(6))]
+    orphan, new = table.new_path(key(5)), table.new_path(key(6))
+    temporary = f"_odb_range={key(5)}/.tmp-{0:032x}"
+    log = [f"_delta_log/.{9:020d}.json.tmp.1", "_delta_log/._last_checkpoint.tmp.1"]
     root = table.url.removeprefix(server)
     client = Client(server)
-    table.store.put(orphans[0], b"12345")
-    table.store.put(orphans[2], b"12345")
-    with client.create(f"{root}/{orphans[1]}") as file:
-        file.write(b"12345")
     long_ago = int((time.time() - 9 * 86400) * 1000)
-    for old in orphans[:2]:
-        client.set_times(f"{root}/{old}", long_ago, long_ago)
+    for path in (orphan, temporary, new, *log):
+        with client.create(f"{root}/{path}") as file:
+            file.write(b"12345")
+        if path != new:
+            client.set_times(f"{root}/{path}", long_ago, long_ago)
 
     report = maintain(table)
 
     assert (report.files_deleted, report.temporary_files_deleted, report.foreign_files) == (1, 1, 0)
-    assert [info.path for info in table.store.list() if info.path in orphans] == [orphans[2]]
+    assert report.log_files_deleted == len(log)
+    left = [status.path for status in client.list_status(root, recursive=True)]
+    assert [path for path in (orphan, temporary, new, *log) if f"{root}/{path}" in left] == [new]
     assert tags(table, key(0)) == {b"second": 10}
 
 
@@ -249,10 +285,3 @@ def test_what_the_namenode_refuses_is_told_in_a_line(server: str, lake: str, mon
             refused()
         assert not isinstance(caught.value, StorageUnavailable)
         assert "\n" not in str(caught.value)
-
-
-def test_a_namenode_that_is_not_there_may_come_back() -> None:
-    table = LakeTable("hdfs://127.0.0.1:1/lake/entries", retry=RetryPolicy(attempts=2, base_seconds=0.01))
-
-    with pytest.raises(StorageUnavailable):
-        table.store.put("one", b"1")
