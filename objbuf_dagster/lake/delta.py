@@ -19,6 +19,7 @@ from objbuf_dagster.errors import InvalidInput, StorageError, StorageUnavailable
 from objbuf_dagster.lake.durable import sync_log
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.location import is_hdfs, local_root, open_lake, storage_options
+from objbuf_dagster.lake.properties import set_elsewhere
 from objbuf_dagster.lake.reading import bucket_files, local_files
 from objbuf_dagster.store import RetryPolicy, check_conditions
 from objbuf_dagster.store.cloud import Credentials
@@ -108,10 +109,25 @@ class DeltaPlace:
         a commit that nobody heard of, its files tell.
         """
         with translated(self.name, writing=writing):
-            if not is_hdfs(self.url):
-                return call()
-            _, _, retry, timeout_seconds = self._settings
-            return within(retry.attempts * timeout_seconds, call)
+            return call() if self._deadline is None else within(self._deadline, call)
+
+    def set_properties(self, delta: deltalake.DeltaTable, properties: Mapping[str, str]) -> None:
+        """One commit, right behind this version. Raises LostRace and StorageError."""
+        from deltalake import CommitProperties
+
+        words = {METADATA_KEY: {"software": SOFTWARE}}
+        with translated(self.name, writing=True):
+            if self._deadline is not None:
+                set_elsewhere(*self._location(), delta.version(), properties, words, self._deadline)
+                return
+            delta.alter.set_table_properties(
+                dict(properties), commit_properties=CommitProperties(custom_metadata=words, max_commit_retries=0)
+            )
+
+    @property
+    def _deadline(self) -> float | None:
+        _, _, retry, timeout_seconds = self._settings
+        return retry.attempts * timeout_seconds if is_hdfs(self.url) else None
 
     def _location(self) -> tuple[str, dict[str, str] | None]:
         if self.root is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -12,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.errors import InvalidInput, NotFound, StorageUnavailable
-from objbuf_dagster.lake.delta import METADATA_KEY, SOFTWARE, DeltaPlace
+from objbuf_dagster.lake.delta import METADATA_KEY, DeltaPlace
 from objbuf_dagster.lake.durable import LOG, sync_log, tidy_log
 from objbuf_dagster.lake.failures import LostRace, NoTable, translated
 from objbuf_dagster.lake.fold import BUCKET
@@ -179,19 +180,13 @@ def _ours(table: DeltaPlace) -> deltalake.DeltaTable:
 
 def _remember_replaced(table: DeltaPlace, delta: deltalake.DeltaTable, hours: int) -> deltalake.DeltaTable:
     """Have checkpoints name replaced files for so long: those that none names are taken for what killed tasks left."""
-    from deltalake import CommitProperties
-
     for _ in range(_TRIES):
         with translated(table.name):
             said = delta.metadata().configuration.get(_REMEMBERED)
         if (_DELTA_RETENTION_HOURS if said is None else _interval_hours(said)) >= hours:
             return delta
-        words = CommitProperties(custom_metadata={METADATA_KEY: {"software": SOFTWARE}}, max_commit_retries=0)
-        try:
-            with translated(table.name, writing=True):
-                delta.alter.set_table_properties({_REMEMBERED: f"interval {hours} hours"}, commit_properties=words)
-        except LostRace:
-            pass
+        with contextlib.suppress(LostRace):
+            table.set_properties(delta, {_REMEMBERED: f"interval {hours} hours"})
         delta = table.open_delta()
         table.sync(delta.version())
     raise StorageUnavailable(f"too many landings in {table.name} to set its {_REMEMBERED}: run it again later")

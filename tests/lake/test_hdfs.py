@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -276,6 +277,27 @@ def test_upkeep_deletes_what_killed_commits_left_a_day_ago(names: NameNode) -> N
     assert not set(old) & set(names.files)
     assert set(new) <= set(names.files)
     assert sequences(table) == list(range(10))
+
+
+def test_upkeep_with_a_longer_retention_is_remembered_by_the_table(names: NameNode) -> None:
+    table = open_table(names)
+    land(table, key(0))
+
+    maintain(table, retention=timedelta(days=30))
+
+    assert table.delta().metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 720 hours"
+    assert (table.version(), sequences(table)) == (2, list(range(10)))
+
+
+def test_upkeep_is_not_held_by_a_namenode_that_falls_silent_at_its_commit(names: NameNode) -> None:
+    table = open_table(names, timeout_seconds=5.0, retry=ONCE)
+    land(table, key(0))
+    names.spoil = lambda method, path: "silent" if is_commit(method, path) else None
+
+    with pytest.raises(StorageUnavailable, match="no answer in 5 s") as caught:
+        maintain(table, retention=timedelta(days=30))
+
+    assert caught.value.in_doubt
 
 
 class Late:
