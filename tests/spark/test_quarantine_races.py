@@ -16,6 +16,7 @@ from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS
 from objbuf_dagster.spark.landing import Failed, Landed
 from tests.lake.mortal import Died, Mortal
+from tests.spark import quarantine_deaths
 from tests.spark.landing import Filled
 from tests.spark.quarantining import (
     bring_back,
@@ -105,6 +106,16 @@ def test_a_landing_that_is_killed_at_any_step_leaves_each_batch_as_rows_or_as_on
         "back": 2 * (rows + letter + commit + commit + letter + commit),
         "other": 2 * (rows + 2 * letter + commit + commit + letter + commit),
     }
+
+
+@pytest.mark.parametrize("case", list(quarantine_deaths.CASES)[1:])
+def test_a_range_that_vanished_is_seen_where_it_had_landed(case: quarantine_deaths.Case, tmp_path: Path) -> None:
+    """Only a range that had never landed may have no rows."""
+    case(two_ranges(tmp_path), tmp_path)
+    quarantine_deaths.tables(tmp_path)[0].delta().delete()
+
+    with pytest.raises(AssertionError):
+        quarantine_deaths.check(case, tmp_path)
 
 
 @pytest.mark.parametrize("change", ["quarantined", "brought back"])
