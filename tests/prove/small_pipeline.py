@@ -8,7 +8,6 @@ the frontier is moved, as a tick would: it may not pass what failed.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -117,6 +116,9 @@ class SmallPipeline:
     _materialised: set[SequenceRange] = field(default_factory=set)
     _waited: set[str] = field(default_factory=set)
     _waiting: int = 0
+    _taken_over: bool = False
+    """By somebody else, and not taken back: only then may it be fenced, or while it takes over itself."""
+    _taking_over: bool = False
     _stores: list[FaultStore] = field(default_factory=list)
     _buffer: Store = field(init=False)
 
@@ -160,10 +162,12 @@ class SmallPipeline:
                     wrongs += self.world.wrongs()
                     self.heal()
                     if isinstance(error, Fenced):
-                        self._take_back()
+                        wrongs += self._take_back()
                     if self._epochs:
-                        with contextlib.suppress(Fenced):
+                        try:
                             self._ack()
+                        except Fenced:
+                            wrongs += self._unheard_of()
                     wrongs += self.world.wrongs()
                 else:
                     self._end_attempt()
@@ -228,21 +232,31 @@ class SmallPipeline:
 
     def take_over_meanwhile(self) -> None:
         """Another deployment wants the buffer, and does nothing with it."""
+        self._taken_over = True
         Consumer.open(self.world.buffer, gc_interval=None, clock=self.world.clock)
 
     def collect_meanwhile(self) -> None:
         """A person collects."""
         GarbageCollector(self.world.buffer, clock=self.world.clock).collect_once()
 
-    def _take_back(self) -> None:
+    def _take_back(self) -> list[str]:
         """As a person does who resets the sensor's cursor; the deployment still knows what materialised."""
+        wrongs = self._unheard_of()
         self._epochs.append(Consumer.open(self._buffer, gc_interval=None, clock=self.world.clock).epoch)
+        self._taken_over = False
+        return wrongs
+
+    def _unheard_of(self) -> list[str]:
+        expected = self._taken_over or self._taking_over
+        return [] if expected else ["its owner was fenced, and nobody took the buffer over"]
 
     def _take_back_if_fenced(self) -> None:
         """Who is taken over at the last call of all hears of it at the next: no step came after that one."""
         try:
             self._owner().read()
         except Fenced:
+            if not self._taken_over:
+                raise
             self._take_back()
 
     def _round(self) -> Sequence[Step]:
@@ -285,7 +299,9 @@ class SmallPipeline:
     def _take_over(self, times: int) -> None:
         """The next one is another deployment, which has the same table, and no memory of what materialised."""
         if len(self._epochs) < times:
+            self._taking_over = True
             self._epochs.append(Consumer.open(self._buffer, gc_interval=None, clock=self.world.clock).epoch)
+            self._taking_over = False
             self._materialised.clear()
 
     def _owner(self) -> Consumer:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from objbuf_dagster.buffer import GarbageCollector
+from objbuf_dagster.buffer import Consumer, GarbageCollector
 from objbuf_dagster.orchestration import acking
 from objbuf_dagster.ranges import SequenceRange
 from tests.prove import lake_requests, ticks
 from tests.prove.lake_requests import FEW
 from tests.prove.points import KINDS, POLICIES, Point, ways
 from tests.prove.proof import FULL, SMALL, Proof, recorded
+from tests.prove.small_pipeline import SmallPipeline
 from tests.prove.store_calls import LATENESS, calls, late_points, points, prove, run
 from tests.support.proxy import Request, Spoiling, proxied
 from tests.support.s3 import s3_server
@@ -108,6 +109,23 @@ def test_a_collector_that_lets_ranges_expire_too_early_is_seen(tmp_path: Path, m
     wrongs = run(None, tmp_path / "lake").wrongs
 
     assert any("expired, and only those before 0 were due" in wrong for wrong in wrongs)
+
+
+def test_an_owner_that_is_fenced_though_nobody_took_over_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a fault that fenced its own deployment would be healed by the person who takes the buffer back."""
+    monkeypatch.setattr(SmallPipeline, "collect_meanwhile", take_the_epoch)
+    number = next(n for n, call in enumerate(calls(), 1) if call.method == "list")
+
+    wrongs = run(Point(number, "collected", "repeated"), tmp_path / "lake").wrongs
+
+    assert wrongs == ["its owner was fenced, and nobody took the buffer over"]
+
+
+def take_the_epoch(pipeline: SmallPipeline) -> None:
+    """What a collector must not do."""
+    Consumer.open(pipeline.world.buffer, gc_interval=None)
 
 
 @pytest.mark.parametrize("act", ticks.ACTS)
