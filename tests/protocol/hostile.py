@@ -69,7 +69,10 @@ def damaged_json(rng: random.Random, valid: Sequence[bytes]) -> bytes:
         return damaged(rng, valid)
     document: Any = json.loads(rng.choice(valid))
     for _ in range(rng.randint(1, 2)):
-        holder, key = rng.choice(list(_places(document)))
+        places = list(_places(document))
+        if not places:
+            break
+        holder, key = rng.choice(places)
         if isinstance(holder, dict) and rng.random() < 0.2:
             holder.pop(key, None)
         elif rng.random() < 0.02:

@@ -14,6 +14,7 @@ from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.ranges.gate import GateState
 from objbuf_dagster.ranges.quarantine import Quarantine, Quarantined
 from objbuf_dagster.ranges.regulator import State
+from tests.decode.json_cases import HOSTILE, ODD
 
 BUFFER = "s3://bucket/events ingest/manifest ingest"
 """The identity that cursors are made for."""
@@ -107,3 +108,14 @@ def exports() -> list[bytes]:
     ranges = {"format": 1, "kind": "ranges", "partitions": ["_odb_range"], "version": 3, "files": []}
     documents = (ranges, {**ranges, "files": [file, {**file, "stats": {}}]}, {**ranges, "kind": "state"})
     return [json.dumps(document).encode() for document in documents]
+
+
+@functools.cache
+def json_entries() -> list[bytes]:
+    """Odd ones that pass the check, without those with numbers that Python's parser refuses."""
+    return [entry for entry, *_ in ODD.values() if len(entry) < 2_000]
+
+
+@functools.cache
+def wrong_json_entries() -> list[bytes]:
+    return [entry for entry, _ in HOSTILE.values()]

@@ -30,10 +30,12 @@ from tests.prove.hostile_documents import (
     cursor_file,
     cursors,
     exports,
+    json_entries,
     quarantines,
     retentions,
     sightings,
     state_cursors,
+    wrong_json_entries,
 )
 
 ODD_TEXTS = (
@@ -344,6 +346,13 @@ def _state_cursor(rng: random.Random) -> bytes:
     return cursor_file(_json(rng, state_cursors()))
 
 
+def _json_entry(rng: random.Random) -> bytes:
+    kind = rng.random()
+    if kind < 0.1:
+        return rng.choice(json_entries())
+    return damaged(rng, wrong_json_entries()) if kind < 0.2 else _json(rng, json_entries())
+
+
 _MAKERS: dict[str, Callable[[random.Random], bytes]] = {
     "manifest": _manifest,
     "batch": _batch,
@@ -356,5 +365,6 @@ _MAKERS: dict[str, Callable[[random.Random], bytes]] = {
     "export document": lambda rng: _json(rng, exports()) if rng.random() < 0.9 else rng.choice(exports()),
     "partition key": _key,
     "OTLP entries": _otlp,
+    "JSON entry": _json_entry,
 }
 TARGETS = tuple(_MAKERS)

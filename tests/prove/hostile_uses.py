@@ -18,6 +18,8 @@ from objbuf_dagster.buffer.fetch import FetchHandle, check_location
 from objbuf_dagster.buffer.retention import Retention
 from objbuf_dagster.buffer.sightings import Sightings, boot
 from objbuf_dagster.decode import Envelope, OtlpLogs, OtlpMetrics, OtlpTraces, Signal, Undecodable
+from objbuf_dagster.decode.json_check import Checker
+from objbuf_dagster.decode.json_types import parse_columns
 from objbuf_dagster.errors import CorruptData, InvalidInput, ObjbufError
 from objbuf_dagster.lake.state_cursor import StateCursor
 from objbuf_dagster.lake.transfer_check import CURSOR_FILE, MANIFEST, SCHEMA, SUMS, read_export
@@ -40,6 +42,7 @@ from objbuf_dagster.ranges.ledger import compare_locations
 from objbuf_dagster.ranges.quarantine import Quarantine
 from objbuf_dagster.spark.pages import EntriesFile
 from objbuf_dagster.store import MemoryStore
+from tests.decode.json_cases import DDL
 from tests.decode.messages import decoded, entries_batch
 from tests.prove.hostile_documents import BOOT, BUFFER
 from tests.prove.hostile_inputs import otlp_entries
@@ -322,6 +325,28 @@ def use_otlp(data: bytes) -> bool:
     return taken > 0
 
 
+def use_json_entry(data: bytes) -> bool:
+    """Checked before Spark's parser gets it: what passes is one object to Python's parser as well, with these names."""
+    attempts = _Attempts()
+    with attempts.of(Undecodable):
+        checked = _CHECKER.check(data)
+        assert checked.text.encode() == data
+        fields = json.loads(checked.text, parse_int=str, parse_float=str, object_pairs_hook=list)
+        names = [name for name, _ in fields]
+        assert len(set(names)) == len(names), "a name is there twice"
+        rest = dict(checked.rest)
+        assert rest.keys() >= set(names) - _COLUMNS, "what is not declared is gone"
+        for name, value in fields:
+            if name in rest:
+                assert json.loads(rest[name], parse_int=str, parse_float=str, object_pairs_hook=list) == value
+        assert 0 <= checked.known <= len(data)
+    return not attempts.refused
+
+
+_STRUCT = parse_columns(DDL)
+_COLUMNS = {column.name for column in _STRUCT.fields}
+_CHECKER = Checker(_STRUCT, MAX_BATCH_BYTES)
+
 USES: dict[str, Callable[[bytes], bool]] = {
     "manifest": use_manifest,
     "batch": use_batch,
@@ -334,5 +359,6 @@ USES: dict[str, Callable[[bytes], bool]] = {
     "export document": use_export,
     "partition key": use_key,
     "OTLP entries": use_otlp,
+    "JSON entry": use_json_entry,
 }
 """Whether all of it was accepted, or of entries any. AssertionError, or any error but ours, is a finding."""
