@@ -1,9 +1,9 @@
 """Hostile input: whatever the bytes, only our own errors come out, soon, and in little memory.
 
-A seeded fuzzer of our own over all that is read from outside, in processes whose memory is limited: an input that takes
-more ends its process, and so the proof. Any finding names its input by target and number, and
-`python -m tests.prove.hostile TARGET NUMBER [SEED]` tries that one again. Decompression bombs, made by hand, come
-after it (hostile_bombs.py).
+A seeded fuzzer of our own over all that is read from outside, in processes whose memory is limited, and the time of an
+input as well: one that takes more ends its process, whose note tells what it was at. Any finding names its input by
+target and number, and `python -m tests.prove.hostile TARGET NUMBER [SEED]` tries that one again. Decompression bombs,
+made by hand, come after it (hostile_bombs.py).
 
 Of our own, and not Hypothesis or atheris: a million inputs take minutes, an input needs no other one to be made again,
 and its process may die of it. Hypothesis draws each input for milliseconds and remembers all of them to shrink one; it
@@ -13,15 +13,21 @@ probes to be more than a random source, and what is fuzzed here is mostly Arrow 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import resource
+import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from objbuf_dagster.errors import ObjbufError
 from tests.prove.hostile_bombs import bombs
@@ -49,11 +55,15 @@ MOST_SECONDS = 1.0
 """Of CPU time, for any one input: others may have the machine meanwhile."""
 MOST_MEMORY = 256 << 20
 """Bytes by which a process may grow over all its inputs."""
+ENDLESS_SECONDS = 120.0
+"""After which an input is taken for one that never ends, whatever else the machine does."""
 
 _ROOM = 2 << 30  # of addresses beyond those in use: more than any input may take, and less than it would take to hurt
+_TO_LOAD = 10.0  # seconds of CPU time for an input with which something is loaded first
 _PROCESSES = 2
 _AT_ONCE = 1_000
 _FINDINGS = 5
+_NOTE = 80
 
 
 @dataclass(slots=True)
@@ -65,6 +75,8 @@ class Tried:
     findings: list[str] = field(default_factory=list)
     slowest: float = 0.0
     grown: int = 0
+    is_broken: bool = False
+    """Its processes died of it."""
 
     def add(self, other: Tried) -> None:
         self.inputs += other.inputs
@@ -76,17 +88,15 @@ class Tried:
 
 def prove(size: Size) -> Iterator[Proof]:
     thousands = size.pick(30, 1_000)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(_PROCESSES, mp_context=context, initializer=_limit_memory) as pool:
+    with tempfile.TemporaryDirectory() as notes, contextlib.ExitStack() as pools:
+        pool = pools.enter_context(processes(notes))
         for target in TARGETS:
-            proof = Proof(f"hostile input: {target}", "inputs")
-            total = Tried()
+            proof = Proof(f"hostile input: {target}", "inputs", wanted=thousands * SHARES[target])
+            together = OTLP_ENTRIES if target == "OTLP entries" else 1
             with timed(proof):
-                together = OTLP_ENTRIES if target == "OTLP entries" else 1
-                starts = range(0, thousands * SHARES[target] // together, _AT_ONCE)
-                rest = [min(_AT_ONCE, starts.stop - start) for start in starts]
-                for tried in pool.map(try_some, [size.seed] * len(rest), [target] * len(rest), starts, rest):
-                    total.add(tried)
+                total = try_all(pool, notes, size.seed, target, proof.wanted // together)
+            if total.is_broken:
+                pool = pools.enter_context(processes(notes))
             proof.tried = total.inputs * together
             proof.invented = len(total.findings)
             proof.notes += total.findings[:_FINDINGS]
@@ -101,11 +111,38 @@ def prove(size: Size) -> Iterator[Proof]:
     yield bombs(size)
 
 
-def try_some(seed: int, target: str, first: int, count: int) -> Tried:
+def processes(notes: str, begin: Callable[[str], None] | None = None) -> ProcessPoolExecutor:
+    """Each leaves a note in that folder of what it is at: it may not live to tell."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(_PROCESSES, context, initializer=begin or begin_process, initargs=(notes,))
+
+
+def try_all(pool: ProcessPoolExecutor, notes: str, seed: int, target: str, count: int) -> Tried:
+    """Use so many inputs, unless one of them ends its process, and with it all of the pool."""
+    total = Tried()
+    starts = range(0, count, _AT_ONCE)
+    rest = [min(_AT_ONCE, count - start) for start in starts]
+    try:
+        for tried in pool.map(try_some, [seed] * len(rest), [target] * len(rest), starts, rest):
+            total.add(tried)
+    except BrokenProcessPool:
+        total.is_broken = True
+        now = time.time()
+        for note in Path(notes).iterdir():
+            name, number, since = note.read_text().rsplit(maxsplit=2)
+            began = f"begun {now - float(since):.0f} s before (again: {_again_with(name, number, seed)})"
+            total.findings.append(f"a process died; one was at {name} {number}, {began}")
+            note.unlink()
+    return total
+
+
+def try_some(seed: int, target: str, first: int, count: int, most_seconds: float = MOST_SECONDS) -> Tried:
     """Use these inputs, and return what was found."""
-    tried = Tried()
-    before = _Start.bytes or _peak_bytes()
+    tried = Tried(findings=_Process.findings)
+    _Process.findings = []
+    before = _Process.bytes or _forget_peak()
     for number in range(first, first + count):
+        _Process.note(target, number)
         data = input_of(seed, target, number)
         started = time.process_time()
         problem = ""
@@ -116,12 +153,13 @@ def try_some(seed: int, target: str, first: int, count: int) -> Tried:
         seconds = time.process_time() - started
         tried.inputs += 1
         tried.slowest = max(tried.slowest, seconds)
-        if not problem and seconds > MOST_SECONDS:
+        if not problem and seconds > most_seconds:
             problem = f"{seconds:.1f} s of CPU time"
         if problem:
-            again = f"python -m tests.prove.hostile {target!r} {number} {seed}"
+            again = _again_with(target, number, seed)
             tried.findings.append(f"{target} {number}: {problem} (again: {again}); input {data[:300]!r}")
-    tried.grown = _peak_bytes() - before
+    _Process.note("nothing", 0)
+    tried.grown = _status("VmHWM") - before
     if tried.grown > MOST_MEMORY:
         tried.findings.append(f"{target} {first} to {first + count - 1}: the process grew by {tried.grown} bytes")
     return tried
@@ -132,23 +170,45 @@ def some(target: str) -> int:
     return 20 if target == "OTLP entries" else 100
 
 
-class _Start:
-    """Peak memory of this process before the first hostile input."""
+class _Process:
+    """What this process is at, if it is one of the pool."""
 
     bytes = 0
+    """It had when it was warm."""
+    findings: ClassVar[list[str]] = []
+    """Of warming up, until they are told."""
+    _file: int | None = None
+
+    @classmethod
+    def open(cls, notes: str) -> None:
+        cls._file = os.open(Path(notes) / str(os.getpid()), os.O_CREAT | os.O_WRONLY, 0o600)
+
+    @classmethod
+    def note(cls, target: str, number: int) -> None:
+        """From now on it is at this input, and dies if it still is in `ENDLESS_SECONDS`."""
+        if cls._file is not None:
+            os.pwrite(cls._file, f"{target} {number} {time.time()}".ljust(_NOTE).encode(), 0)
+            signal.setitimer(signal.ITIMER_REAL, ENDLESS_SECONDS if target in USES else 0)
 
 
-def _limit_memory() -> None:
+def begin_process(notes: str, targets: Sequence[str] = TARGETS) -> None:
     """In each process, first: load what is loaded on first use, then take what is there as the measure."""
-    for target in TARGETS:
-        try_some(SEED, target, 0, some(target))
-    _Start.bytes = _peak_bytes()
     most = _status("VmSize") + _ROOM
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    _Process.open(notes)
+    for target in targets:
+        _Process.findings = try_some(SEED, target, 0, some(target), _TO_LOAD).findings
+    _Process.bytes = _forget_peak()
 
 
-def _peak_bytes() -> int:
-    return _status("VmHWM")
+def _forget_peak() -> int:
+    """What this process has; its peak is counted from there."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _again_with(target: str, number: int | str, seed: int) -> str:
+    return f"python -m tests.prove.hostile {target!r} {number} {seed}"
 
 
 def _status(name: str) -> int:

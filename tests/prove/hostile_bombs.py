@@ -65,6 +65,7 @@ def bombs(size: Size) -> Proof:
     slowest = 0.0
     with timed(proof):
         made = {name: make() for name, make in _BOMBS.items() if size.name == "full" or name in _QUICK}
+        proof.wanted = len(made) * len(MOST_MEMORY)
         for name, data in made.items():
             for way, most in MOST_MEMORY.items():
                 outcome, grown, seconds = read(data, way)

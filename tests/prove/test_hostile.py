@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +23,8 @@ from objbuf_dagster.ranges.planner import check_against
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
 from tests.orchestration.deployments import deployment, failure_of
 from tests.orchestration.sensing import key
-from tests.prove.hostile import SHARES, prove, some, try_some
+from tests.prove import hostile
+from tests.prove.hostile import SHARES, begin_process, processes, prove, some, try_all, try_some
 from tests.prove.hostile_documents import cursors, retentions, sightings
 from tests.prove.hostile_inputs import ODD_TEXTS, TARGETS, input_of
 from tests.prove.hostile_uses import USES, check_message
@@ -58,6 +61,70 @@ def test_every_target_takes_some_inputs_and_refuses_others() -> None:
 
         assert tried.findings == []
         assert 0 < tried.accepted < tried.inputs
+
+
+def with_one_that(use: Callable[[bytes], bool], notes: str) -> None:
+    """Begins a process in which one input of a target, that is not among those of the warm-up, is used so."""
+    first = some("partition key")
+    fatal = input_of(SEED, "partition key", first + 7)
+    right = USES["partition key"]
+    USES["partition key"] = lambda data: use(data) if data == fatal else right(data)
+    hostile.ENDLESS_SECONDS = 1.0
+    begin_process(notes, ["partition key"])
+
+
+def never_end(_: bytes) -> bool:
+    while True:
+        pass
+
+
+def take_too_much(_: bytes) -> bool:
+    return not bytes(3 << 30)
+
+
+def end(_: bytes) -> bool:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return True
+
+
+@pytest.mark.parametrize("use", [never_end, end])
+def test_an_input_that_ends_its_process_or_never_ends_is_told_with_its_number(
+    use: Callable[[bytes], bool], tmp_path: Path
+) -> None:
+    number = some("partition key") + 7
+    with processes(str(tmp_path), functools.partial(with_one_that, use)) as pool:
+        tried = try_all(pool, str(tmp_path), SEED, "partition key", 2 * number)
+
+    assert tried.is_broken
+    assert any(f"at partition key {number}, begun" in finding for finding in tried.findings), tried.findings
+
+
+def test_an_input_that_takes_more_memory_than_there_is_is_a_finding(tmp_path: Path) -> None:
+    number = some("partition key") + 7
+    with processes(str(tmp_path), functools.partial(with_one_that, take_too_much)) as pool:
+        tried = try_all(pool, str(tmp_path), SEED, "partition key", 2 * number)
+
+    (finding,) = tried.findings
+    assert finding.startswith(f"partition key {number}: MemoryError: ")
+
+
+def test_what_is_wrong_while_a_process_warms_up_is_told(tmp_path: Path) -> None:
+    with processes(str(tmp_path), warm_up_wrongly) as pool:
+        tried = try_all(pool, str(tmp_path), SEED, "partition key", 10)
+
+    assert any("partition key 3: AssertionError" in finding for finding in tried.findings), tried.findings
+    assert any("the process grew by" in finding for finding in tried.findings), tried.findings
+
+
+def warm_up_wrongly(notes: str) -> None:
+    wrong, large = (input_of(SEED, "partition key", number) for number in (3, 4))
+
+    def use(data: bytes) -> bool:
+        assert data != wrong
+        return data != large or not bytearray(b"x") * (300 << 20)
+
+    USES["partition key"] = use
+    begin_process(notes, ["partition key"])
 
 
 @pytest.mark.parametrize(
