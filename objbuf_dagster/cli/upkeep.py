@@ -76,12 +76,14 @@ def gc(buffer: Buffer, dry_run: bool, grace: float, retention: float | None, yes
         kept = f"grace {duration(grace)}, retention {duration(report.retention_seconds)}"
         ask(f"Delete {what} ({kept})? This cannot be undone.", yes=yes)
     if not dry_run:
-        shown, report = len(report.deleted), collect(rehearse=False)
+        shown, report = report, collect(rehearse=False)
         what = _amount(report)
-        if kept_back := shown - len(report.deleted) - len(report.failed):
+        if kept_back := len(shown.deleted) - len(report.deleted) - len(report.failed):
             what += f"; kept {kept_back} of those shown, which are too young by the store's clock or named by now"
             if not store.has_own_clock:
                 what += ", or go once a pass has seen them for the grace period: run it again then"
+        if (left := shown.expired_ranges - report.expired_ranges) > 0:
+            what += f"; let {left} of the ranges shown be, for another pass came in between: run it again"
     for path in report.deleted:
         say(path)
     say(f"{'would delete' if dry_run else 'deleted'} {what} (retention {duration(report.retention_seconds)})")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import pty
+import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from objbuf_dagster.buffer import Consumer, peek
+from objbuf_dagster.buffer import Consumer, GarbageCollector, peek
 from objbuf_dagster.buffer.sightings import Sightings, read_sightings, uptime
+from objbuf_dagster.cli.app import main
 from objbuf_dagster.errors import StorageError
 from objbuf_dagster.protocol.ulid import new_ulid
+from objbuf_dagster.ranges import Limits, RangeLedger, plan
 from objbuf_dagster.store import LocalStore
 from tests.cli.commands import acked, entries_in, error, files_in, fill, finish, manifest_of, ok, one_line, run, start
+from tests.support import buffers
+from tests.support.buffers import manifests
 
 
 def litter(root: Path, name: str | None = None) -> Path:
@@ -69,6 +75,32 @@ def test_gc_deletes_garbage_and_nothing_else(tmp_path: Path) -> None:
     assert not garbage.exists()
     assert other.exists()
     assert entries_in(tmp_path) == [b"a"]
+
+
+def test_gc_that_another_pass_overtook_says_which_ranges_it_let_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose clock was read before somebody acked lets nothing expire, whatever a person asked for."""
+    store = LocalStore(tmp_path)
+    buffers.fill(store, 4)
+    plan(manifests(store), RangeLedger(store), Limits(max_batches=2))
+    Consumer.open(store, gc_interval=None).ack_through(1)
+    read, reads = GarbageCollector._read_ranges, 0
+
+    def overtaken(collector: GarbageCollector, stop: threading.Event | None) -> object:
+        nonlocal reads
+        reads += 1
+        if reads == 2:  # the first one was the rehearsal's
+            Consumer.open(store, gc_interval=None).ack_through(3)
+            GarbageCollector(store).collect_once()
+        return read(collector, stop)
+
+    monkeypatch.setattr(GarbageCollector, "_read_ranges", overtaken)
+
+    out = CliRunner().invoke(main, ["gc", tmp_path.as_uri(), "--retention", "0", "--yes"]).stdout
+
+    told = "deleted nothing; let 1 of the ranges shown be, for another pass came in between: run it again"
+    assert out.startswith(told), out
 
 
 def test_gc_keeps_what_was_written_just_now_whatever_its_name_says(tmp_path: Path) -> None:
