@@ -20,6 +20,10 @@ Spoiling = int | Literal["lost", "twice", "late", "overdue"] | None
 the next request comes, before that. `overdue`: the answer is 503, and it is done when `deliver` is called."""
 
 
+_MOST_SECONDS = 60.0
+"""For an answer of the server's, else the test would wait for it to its end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     method: str
@@ -50,12 +54,24 @@ class Proxy:
             self.requests.append(request)
         return request
 
+    def delay(self, perform: Callable[[], object], spoiling: Literal["late", "overdue"]) -> None:
+        with self._arriving:
+            (self._late if spoiling == "late" else self._overdue).append(perform)
+
     def deliver(self) -> None:
         """Do what is late or overdue. Nobody hears what comes of it."""
-        while self._late:
-            self._late.pop(0)()
-        while self._overdue:
-            self._overdue.pop(0)()
+        self.deliver_late()
+        with self._arriving:
+            arrived, self._overdue = self._overdue, []
+        for perform in arrived:
+            perform()
+
+    def deliver_late(self) -> None:
+        """Do what is late, once, whichever request is the next."""
+        with self._arriving:
+            arrived, self._late = self._late, []
+        for perform in arrived:
+            perform()
 
     def count(self, method: str, path_end: str = "") -> int:
         """How many requests had this method and a path that ends so."""
@@ -64,7 +80,7 @@ class Proxy:
 
 def _perform(target: SplitResult, request: Request, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
     """Ask the server. Gives its answer, and what that brings."""
-    connection = http.client.HTTPConnection(str(target.hostname), target.port or 80)
+    connection = http.client.HTTPConnection(str(target.hostname), target.port or 80, timeout=_MOST_SECONDS)
     with contextlib.closing(connection):
         connection.request(request.method, request.path, body, dict(request.headers))
         answer = connection.getresponse()
@@ -88,11 +104,10 @@ def proxied(location: S3Location) -> Iterator[Proxy]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = proxy.arrive(self.command, self.path, headers)
             perform = functools.partial(_perform, target, request, body)
-            while proxy._late:
-                proxy._late.pop(0)()
+            proxy.deliver_late()
             spoiling = proxy.spoil(request)
-            if spoiling in ("late", "overdue"):
-                (proxy._late if spoiling == "late" else proxy._overdue).append(perform)
+            if spoiling == "late" or spoiling == "overdue":  # noqa: PLR1714, which mypy does not follow
+                proxy.delay(perform, spoiling)
                 spoiling = 503
             if isinstance(spoiling, int):
                 self._answer(spoiling, {}, b"", 0)
