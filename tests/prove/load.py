@@ -34,6 +34,8 @@ from tests.support.buffers import append
 _CALL_ENTRIES = 50
 _OPEN_CALLS = 64
 _LARGE_ENTRY = 1 << 20
+_MOST_SECONDS = 1800.0
+"""For what takes minutes, on a busy machine."""
 _MOST_COPIES = 4
 _MOST_BESIDE = 512 << 20
 """The memory of a process that holds a large batch: so many times its size, and so many bytes beside it."""
@@ -50,7 +52,8 @@ def prove(size: Size) -> Iterator[Proof]:
 def _producers(size: Size, spark: SparkSession, folder: Path) -> Proof:
     """Sixteen processes append to one manifest while a consumer plans, lands and acks; then one, for comparison."""
     many, calls = size.pick((4, 10), (16, 200))
-    proof = Proof(f"{many} producers on one manifest, landing meanwhile", "entries")
+    entries = 2 * many * calls * _CALL_ENTRIES
+    proof = Proof(f"{many} producers on one manifest, landing meanwhile", "entries", wanted=entries)
     rates: dict[int, tuple[float, float]] = {}
     for number in (1, many):
         with timed(proof):
@@ -79,11 +82,13 @@ def _produce_and_land(
         subprocess.Popen([*command, str(ledger), str(calls)], cwd=CODE, env=environment(), stdout=subprocess.PIPE)
         for ledger in ledgers
     ]
+    until = time.monotonic() + _MOST_SECONDS
     try:
         while any(process.poll() is None for process in started):
+            assert time.monotonic() < until, f"{producers} producers are not done in {_MOST_SECONDS} s"
             _land_what_is_there(spark, place, table, consumer)
             time.sleep(0.5)
-        told = [json.loads(process.communicate()[0]) for process in started]
+        told = [json.loads(process.communicate(timeout=_MOST_SECONDS)[0]) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -123,7 +128,7 @@ def _rows(table: LakeTable) -> list[Entry]:
 def _long_manifest(size: Size, spark: SparkSession, folder: Path) -> Proof:
     """A backlog that nobody landed for long: 100,000 batches of a few entries, cut into ranges of 10,000."""
     total, most = size.pick((2_000, 500), (100_000, 10_000))
-    proof = Proof(f"a manifest of {total:,} entries, in ranges of {most:,} batches", "entries")
+    proof = Proof(f"a manifest of {total:,} entries, in ranges of {most:,} batches", "entries", wanted=3 * total)
     place = BufferPlace(LocalStore(folder / "buffer"))
     table = LakeTable(folder / "lake")
     told: list[Entry] = []
@@ -163,8 +168,9 @@ def _long_manifest(size: Size, spark: SparkSession, folder: Path) -> Proof:
 def _large_batches(size: Size, spark: SparkSession, folder: Path) -> Proof:
     """Batches that have all that the limit allows, of bytes that no compression makes fewer; one is not compressed."""
     whole = size.pick(64, 1024) << 20
-    proof = Proof(f"batches of {whole >> 20:,} MiB, as stored", "entries")
     kinds: tuple[Compression, ...] = ("zstd", "none")
+    entries = len(kinds) * (whole // (_LARGE_ENTRY + 4))
+    proof = Proof(f"batches of {whole >> 20:,} MiB, as stored", "entries", wanted=entries)
     for compression in kinds:
         _large_batch(proof, spark, folder / compression, whole, compression)
     return proof
@@ -177,7 +183,9 @@ def _large_batch(proof: Proof, spark: SparkSession, folder: Path, whole: int, co
     told: dict[tuple[int, int], bytes] = {}
     with timed(proof):
         command = [sys.executable, "-m", "tests.prove.load", (folder / "buffer").as_uri(), compression, str(whole)]
-        produced = subprocess.run(command, cwd=CODE, env=environment(), stdout=subprocess.PIPE, check=True)
+        produced = subprocess.run(
+            command, cwd=CODE, env=environment(), stdout=subprocess.PIPE, timeout=_MOST_SECONDS, check=True
+        )
         answer = json.loads(produced.stdout)
         told = {(0, number): bytes.fromhex(digest) for number, digest in enumerate(answer["digests"])}
         (planned,) = plan(place.manifests(), RangeLedger(place.store), Limits(max_wait=0, max_bytes=4 << 30))
@@ -213,10 +221,10 @@ def _large_block(size: Size, spark: SparkSession, folder: Path) -> Proof:
     At both sizes they are too many to go into the table as they are.
     """
     whole = size.pick(192, 2304) << 20
-    proof = Proof(f"a batch of {whole >> 20:,} MiB, once decompressed", "entries")
+    count = whole // _LARGE_ENTRY
+    proof = Proof(f"a batch of {whole >> 20:,} MiB, once decompressed", "entries", wanted=count)
     place = BufferPlace(LocalStore(folder / "buffer"), max_bytes=2 * whole)
     table = LakeTable(folder / "lake")
-    count = whole // _LARGE_ENTRY
     named = {0: b"first", count - 1: b"last"}
     entries = [named.get(number, b"").ljust(_LARGE_ENTRY, b"\0") for number in (0, 1, count - 1)]
     first, middle, last = (_LARGE_ENTRY.to_bytes(4, "little") + entry for entry in entries)
@@ -301,7 +309,7 @@ def _produce(url: str, ledger: Path, calls: int) -> None:
         def write_down(most: int) -> None:
             while len(open_calls) > most:
                 handle, texts = open_calls.popleft()
-                durable = handle.await_durable()
+                durable = handle.await_durable(_MOST_SECONDS)
                 for index, text in enumerate(texts, durable.start_index):
                     out.write(json.dumps([durable.sequence, index, text]) + "\n")
 
