@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.deaths import steps_of
 
 
 @pytest.mark.timeout(660)
@@ -16,11 +14,8 @@ def test_a_driver_that_is_killed_at_any_step_leaves_each_entry_as_a_row_or_as_on
     connect_url: str, tmp_path: Path
 ) -> None:
     """Kill -9 before and after the job, each file, each new table and each commit; then another driver decodes."""
-    command = [sys.executable, "-m", "tests.spark.json_deaths", str(tmp_path), connect_url]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
+    steps = steps_of("tests.spark.json_deaths", tmp_path, connect_url, seconds=600, quiet=False)
 
-    assert done.returncode == 0, done.stderr
-    steps = {case: int(number) for case, number in map(str.split, done.stdout.splitlines())}
     job, letters, table, commit = 1, 1, 1, 1
     assert steps == {
         "first": 2 * (job + table + commit + table + commit),

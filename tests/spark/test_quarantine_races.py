@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +28,7 @@ from tests.spark.quarantining import (
     told,
     two_ranges,
 )
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.deaths import steps_of
 
 Meanwhile = Callable[[], object]
 
@@ -94,11 +91,8 @@ def test_a_death_at_any_commit_loses_and_doubles_nothing(
 
 def test_a_landing_that_is_killed_at_any_step_leaves_each_batch_as_rows_or_as_one_letter(tmp_path: Path) -> None:
     """Kill -9 before and after each file, each new table and each commit; then another process lands the range."""
-    command = [sys.executable, "-m", "tests.spark.quarantine_deaths", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    steps = steps_of("tests.spark.quarantine_deaths", tmp_path)
 
-    assert (done.returncode, done.stderr) == (0, "")
-    steps = {case: int(number) for case, number in map(str.split, done.stdout.splitlines())}
     rows, letter, table, commit = 1, 1, 1, 1
     assert steps == {
         "first": 2 * (rows + letter + table + commit + table + commit),

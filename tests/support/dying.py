@@ -26,6 +26,8 @@ from objbuf_dagster.lake.delta import DeltaPlace
 from objbuf_dagster.store import LocalStore
 
 MOST_STEPS = 200
+MOST_SECONDS = 120
+"""For one of them, after which it is ended: by a signal that no step is."""
 Call = tuple[Any, str]
 """Of a class or a module, what is called."""
 
@@ -42,6 +44,7 @@ def in_child(do: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         code = 1
+        signal.alarm(MOST_SECONDS)
         try:
             do()
             code = 0
