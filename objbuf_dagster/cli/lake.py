@@ -51,7 +51,7 @@ def stat_table(place: Lake, entries: str, as_json: bool) -> None:
     """Show what a table has: ranges, rows, files, the last landing.
 
     URL is the lake; the table is the folder --table in it. Files that no version of the table names are not counted.
-    Of a typed table, ranges are told that have landed with other entries since they were decoded.
+    Of a typed table, ranges are told that have landed with more or fewer entries since they were decoded.
     """
     from objbuf_dagster.lake import stat
 

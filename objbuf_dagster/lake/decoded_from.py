@@ -1,12 +1,13 @@
-"""Whether a typed table was decoded from the entries that are there now.
+"""Whether a typed table was decoded from as many entries as are there now.
 
 A range of `entries` may land again with other rows: without a batch that was quarantined since, or with one that was
 brought back. Typed rows of it stay as they were until it is decoded again, and nothing else would tell.
 
 So the name of each file of typed rows says how many rows `entries` had of the range when it was decoded. A name is in
 the table's snapshot, which every look has to load anyway; a commit's own words are in its log alone, one read for each
-commit, until the log is cleaned up. Rows are compared, not files: a range that landed again as it was is no other one.
-Files that do not say, of older versions or rewritten by others (OPTIMIZE), are believed.
+commit, until the log is cleaned up. Rows are counted, not files: a range that landed again as it was is no other one.
+Nor is, for this check, one that landed without another batch of just as many entries. Files that do not say, of older
+versions or rewritten by others (OPTIMIZE), are believed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NAME = re.compile(r"[0-9a-f]{32}-of([0-9]{1,18})-[0-9a-f]{32}\.parquet")
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """A range whose typed rows are of other entries than there are.
+    """A range whose typed rows are of more or fewer entries than there are.
 
     read: rows of `entries` that it was decoded from; there: that there are now.
     """
@@ -55,7 +56,7 @@ def says_what_it_read(typed: Snapshot | None) -> bool:
 
 
 def outdated(typed: Snapshot | None, entries: Snapshot | None) -> list[Outdated]:
-    """The ranges that were decoded from other rows than `entries` has, by rising range.
+    """The ranges that were decoded from more or fewer rows than `entries` has, by rising range.
 
     A range that `entries` does not have, or whose rows nobody counted, is left out: it cannot be told.
     """
@@ -72,7 +73,7 @@ def outdated(typed: Snapshot | None, entries: Snapshot | None) -> list[Outdated]
 
 
 def check_decoded_from(typed: Snapshot | None, entries: Snapshot | None) -> RangeCheck:
-    """Whether the typed table has exactly what was decoded from the entries that are there; from the logs alone.
+    """Whether the typed table has what was decoded from as many entries as are there; from the logs alone.
 
     Load `typed` first: what was decoded after that is at most told too early.
     """
@@ -81,11 +82,11 @@ def check_decoded_from(typed: Snapshot | None, entries: Snapshot | None) -> Rang
     if found:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         text = (
-            "ranges were decoded before they landed again with other entries: "
+            "ranges were decoded before they landed again with more or fewer entries: "
             f"{', '.join(map(str, found[:_NAMED]))}{more}; {REMEDY}"
         )
         return RangeCheck(UP_TO_DATE, False, text, {**numbers, "sequence": found[0].range.start})
-    return RangeCheck(UP_TO_DATE, True, "every range was decoded from the entries that are there", numbers)
+    return RangeCheck(UP_TO_DATE, True, "every range was decoded from as many entries as are there", numbers)
 
 
 def _read(path: str) -> int | None:
