@@ -2,9 +2,10 @@
 
 In half of the worlds producers, the planner and the collector have clocks of their own, which are an hour behind,
 right, or an hour ahead, and jump between these; the store's clock goes on, as a bucket's does. In the other half all
-are on one machine, with the buffer in a directory there: there is one clock, and the store's jumps with it. Whatever an
-actor does, at each of its store calls anything else may come first: a jump, some time, or another actor. Batches have
-names and ingestion times of any time, negative ones and those of the future too.
+are on one machine, with the buffer in a directory there: there is one clock, and the store's jumps with it, or, in half
+of these, it goes on, and no range may expire a moment too early. Whatever an actor does, at each of its store calls
+anything else may come first: a jump, some time, or another actor. Batches have names and ingestion times of any time,
+negative ones and those of the future too.
 
 Time passes without limit, but for one thing: a producer that has just found its batch young enough writes the manifest
 within the other half of the grace period. Nothing can be said for one that is held up by hours in the middle of that.
@@ -17,6 +18,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from objbuf_dagster.buffer import Consumer, Durable, GarbageCollector, Producer, peek
@@ -41,12 +43,36 @@ _START = 1_700_000_000.0
 _TO_WRITE = 290.0
 """Seconds that a manifest's write may take: a batch may be 300 s old before it, and 600 s is the grace period."""
 _RETENTION = HOUR / 2
+_STEADY = 0.5
+"""Of the worlds with one clock: it does not jump."""
+_MILLISECOND = 0.001  # by which collectors count
 _DEEPEST = 2
 _TIMES_MS = (-(2**63), -1, 0, int(_START * 1000), int((_START + HOUR) * 1000), 2**48, 2**63 - 1)
 _NAMES_MS = (0, int((_START - HOUR) * 1000), int((_START + HOUR) * 1000), int((_START + 10_000 * HOUR) * 1000))
 _TOLD = 5
 
 Tally = Counter[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Acked:
+    """Where the frontier came, and what the clock that tells retention has shown since: by no word of the collector's.
+
+    Of a clock that jumps, nobody knows which of two readings was wrong: so an acked range is due once there were two
+    that are the retention apart, the earlier one first. Of a clock that goes on that is when its time is over.
+    """
+
+    reached: int
+    least: float
+    rise: float = 0.0
+
+    def see(self, reading: float) -> None:
+        self.least = min(self.least, reading)
+        self.rise = max(self.rise, reading - self.least)
+
+    @property
+    def is_due(self) -> bool:
+        return self.rise >= _RETENTION - _MILLISECOND
 
 
 _DIRECTORY = functools.partial(ClockedStore, own=False)
@@ -68,17 +94,18 @@ class World:
         self.now = _START
         self._one_clock = one_clock
         self._ahead = dict.fromkeys(CLOCKS, 0.0)
-        self.store = make(lambda: self._clock("producer") if one_clock else self.now)
+        self.store = make(self._store_clock)
         self.told: list[Entry] = []
         self.sent: set[str] = set()
         self.wrongs: list[str] = []
         self._chance = chance
         self._tally = tally
         self._rows: dict[SequenceRange, list[Entry]] = {}
-        self._acked: list[tuple[float, int]] = []  # when the frontier came where, by no clock of an actor's
+        self._acked: list[Acked] = []
         self._depth = 0
         self._hasty = chance.random() < 0.7
         """Producers are not held up: else most of what they upload is too old to be appended."""
+        self._is_steady = one_clock and chance.random() < _STEADY
         self._producing = 0
         self._left: float | None = None  # of the time for a manifest's write, while there is one
         self._epoch = Consumer.open(self.store, gc_interval=None).epoch
@@ -105,6 +132,9 @@ class World:
     def _uptime(self) -> float:
         return self.now
 
+    def _store_clock(self) -> float:
+        return self._clock("producer") if self._one_clock else self.now
+
     def _clock(self, whose: Clock) -> float:
         return self.now + self._ahead[whose]
 
@@ -125,10 +155,11 @@ class World:
         self._left = None
 
     def _disturb(self, doing: str, call: Call | None) -> None:
-        if self._chance.random() < 0.4:
+        if not self._is_steady and self._chance.random() < 0.4:
             whose = self._chance.choice(CLOCKS)
             ahead = self._chance.choice([ahead for ahead in (-HOUR, 0, HOUR) if ahead != self._ahead[whose]])
             self._ahead.update(dict.fromkeys(CLOCKS if self._one_clock else (whose,), ahead))
+            self._see_clock()
             self._tally[doing, whose] += 1
         if self._chance.random() < 0.4:
             self._pass_time()
@@ -146,6 +177,11 @@ class World:
             seconds = min(seconds, self._left)
             self._left -= seconds
         self.now += seconds
+        self._see_clock()
+
+    def _see_clock(self) -> None:
+        for one in self._acked:
+            one.see(self._store_clock())
 
     def _append_oddly(self) -> None:
         """What another implementation, or a clock that was never set, puts there."""
@@ -208,7 +244,7 @@ class World:
             consumer.ack_as(decide)
         except OutOfOrderAck:  # others produced, planned and landed since it read the manifest: the next one does it
             self._tally["acks", "too early"] += 1
-        self._acked.append((self.now, manifest_of(self.store).frontier))
+        self._acked.append(Acked(manifest_of(self.store).frontier, self._store_clock()))
         self._check_lag(consumer.metrics.snapshot().gauges.get(m.CONSUMER_LAG_SECONDS, 0.0))
 
     def _collect(self) -> None:
@@ -229,15 +265,14 @@ class World:
         self._tally["collected", "batches"] += len(report.deleted)
         self._tally["collected", "with one clock"] += len(report.deleted) * self._one_clock
         self._tally["collected", "ranges"] += report.expired_ranges
+        self._tally["collected", "ranges with one clock"] += report.expired_ranges * self._one_clock
 
     def _look(self) -> None:
         """What must never be so."""
         manifest = manifest_of(self.store)
         there = {info.path for info in self.store.list("ingest")}
         expired_before = read_retention(self.store, "ingest")[0].expired_before
-        due = max((reached for at, reached in self._acked if at <= self.now - _RETENTION), default=0)
-        if self._one_clock:
-            due = expired_before  # how long an acked range is kept in a directory, its machine's clock alone can tell
+        due = max((one.reached for one in self._acked if one.is_due), default=0)
         if expired_before > due:
             self.wrongs.append(f"ranges before {expired_before} expired, but only those before {due} were due")
         ranges = [one for one in RangeLedger(self.store).list() if one.end >= due]
@@ -292,7 +327,9 @@ def prove(size: Size) -> Iterator[Proof]:
     proof.notes.append(
         f"{tally['produced', 'durable']} batches produced, {tally['produced', 'too late']} too late to be, "
         f"{tally['collected', 'batches']} collected ({tally['collected', 'with one clock']} of a directory), "
-        f"{tally['collected', 'ranges']} ranges expired, {tally['lag', 'read']} lags read, none negative"
+        f"{tally['collected', 'ranges']} ranges expired "
+        f"({tally['collected', 'ranges with one clock']} of a directory), "
+        f"{tally['lag', 'read']} lags read, none negative"
     )
     yield proof
     yield lags.prove_lags()
