@@ -1,4 +1,4 @@
-"""Drivers that decode JSON and kill themselves at the so-manyeth step, for a test to run.
+"""Drivers that decode or redrive JSON and kill themselves at the so-manyeth step, for a test to run.
 
 Their Spark is a Connect server that outlives them: a driver costs no JVM then, and its tasks are in other processes, as
 on a cluster.
@@ -14,6 +14,7 @@ import pyspark.sql.connect.session  # noqa: F401  before the forks
 
 from objbuf_dagster.decode import JsonDecoder
 from objbuf_dagster.spark import decoding
+from objbuf_dagster.spark.redriving import Redriven, redrive
 from objbuf_dagster.spark.session import session
 from tests.spark.decoding import Lake, lake_at, letters_in, rows_in
 from tests.spark.here import Texts, land_texts
@@ -27,8 +28,9 @@ CASES: dict[str, tuple[JsonDecoder | None, JsonDecoder]] = {
     "first": (None, NARROW),
     "mended": (NARROW, WIDE),
     "narrowed": (WIDE, NARROW),
+    "redriven": (NARROW, WIDE),
 }
-"""What has decoded the range before, and what does now."""
+"""What has decoded the range before, and what does now: its asset, or a redrive."""
 
 Found = tuple[list[tuple[int, int]], list[tuple[int, int]]]
 """Entry and `n` of each row, entry and decoder's version of each letter."""
@@ -54,11 +56,22 @@ def decode(url: str, decoder: JsonDecoder, root: Path) -> None:
         lake_there(root).succeed(spark, decoder)
 
 
-def prepare(url: str, root: Path) -> None:
-    for case, (before, _) in CASES.items():
-        land_texts(lake_there(root / case).entries, TEXTS)
-        if before is not None:
-            decode(url, before, root / case)
+def act(url: str, case: str, root: Path) -> None:
+    decoder = CASES[case][1]
+    if case != "redriven":
+        decode(url, decoder, root)
+        return
+    with session(remote=url) as spark:
+        lake = lake_there(root)
+        (outcome,) = redrive(spark, lake.entries, decoder, lake.table, lake.dead_letters)
+        assert isinstance(outcome, Redriven), outcome
+
+
+def prepare(url: str, case: str, root: Path) -> None:
+    land_texts(lake_there(root).entries, TEXTS)
+    before = CASES[case][0]
+    if before is not None:
+        decode(url, before, root)
 
 
 def check(url: str, case: str, root: Path) -> None:
@@ -69,14 +82,13 @@ def check(url: str, case: str, root: Path) -> None:
     entries = [index for index, _ in letters]
     assert len(entries) == len(set(entries))
     assert not rows or {*entries, *(index for index, _ in rows)} == set(range(len(TEXTS)))
-    decode(url, now, root)
+    act(url, case, root)
     assert found_in(lake) == WANTED[now]
 
 
 if __name__ == "__main__":
-    place, server = Path(sys.argv[1]), sys.argv[2]
-    assert in_child(lambda: prepare(server, place / "made")) == 0
-    for name, (_, decoder) in CASES.items():
-        doing, checking = functools.partial(decode, server, decoder), functools.partial(check, server, name)
-        calls = (*WRITES, (decoding, "json_reports"))
-        print(name, die_at_each_step(doing, checking, place / "made" / name, place / name, calls), flush=True)
+    place, server, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    assert in_child(lambda: prepare(server, name, place / "made")) == 0
+    doing, checking = functools.partial(act, server, name), functools.partial(check, server, name)
+    calls = (*WRITES, (decoding, "json_reports"))
+    print(name, die_at_each_step(doing, checking, place / "made", place, calls), flush=True)
