@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from objbuf_dagster.spark.archive import IN_HASTE
 from objbuf_dagster.store import LocalStore, MemoryStore, Store
 from tests.spark.clusters import ClassicSessions
+from tests.support import jvm
 from tests.support.s3 import S3Location, has_real_server, moto_server, real_s3_server, s3_server
 from tests.support.versitygw import Unavailable
 
@@ -50,7 +50,8 @@ def _no_settings_from_outside() -> Iterator[None]:
             if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")) or name.upper().endswith("_PROXY"):
                 patch.delenv(name)
         patch.delenv("PYTHONUNBUFFERED", raising=False)
-        patch.setenv("SPARK_SUBMIT_OPTS", IN_HASTE)  # Spark's JVMs do little here but start
+        for name, value in jvm.variables().items():
+            patch.setenv(name, value)
         yield
 
 

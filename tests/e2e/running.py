@@ -22,14 +22,13 @@ from objbuf_dagster.buffer import peek
 from objbuf_dagster.spark.archive import IN_HASTE
 from tests.dev.launches import CODE, environment, free_port
 from tests.spark.processes import descendants
+from tests.support import jvm
 from tests.support.s3 import S3Location
 
 HOST = "127.0.0.1"
 
 PATIENCE_SECONDS = 600.0
 """For whatever is waited for: a quiet machine needs a tenth, and one with other work to do shall not fail a test."""
-
-QUICK_SPARK = {"OBJBUF_SPARK_MASTER": "local[1]", "SPARK_SUBMIT_OPTS": IN_HASTE, "SPARK_LAUNCHER_OPTS": IN_HASTE}
 
 LEASH_SECONDS = 10.0
 
@@ -64,6 +63,11 @@ _FAILED_TICKS = """query($sensor: SensorSelector!) { sensorOrError(sensorSelecto
         error { message errorChain { error { message } } } } } } } }"""
 
 _SENSOR = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf", "sensorName": "buffer_sensor"}
+
+
+def quick_spark() -> dict[str, str]:
+    """Settings of a deployment whose runs land little."""
+    return {"OBJBUF_SPARK_MASTER": "local[1]", "SPARK_LAUNCHER_OPTS": IN_HASTE, **jvm.variables()}
 
 
 def is_run(command: str) -> bool:
@@ -156,7 +160,7 @@ class Dagster:
             OBJBUF_LAKE_URL=self.lake_at.url,
             **self.buffer_at.environment("OBJBUF_S3_"),
             PYTHONPATH=str(CODE),
-            **QUICK_SPARK,
+            **quick_spark(),
             **self._settings,
         )
 

@@ -15,7 +15,7 @@ from objbuf_dagster.buffer import peek
 from objbuf_dagster.ranges import RangeLedger
 from objbuf_dagster.store import LocalStore
 from tests.dev.launches import CODE, Launch
-from tests.e2e.running import QUICK_SPARK
+from tests.e2e.running import quick_spark
 from tests.spark.processes import wait_until
 
 pytestmark = pytest.mark.timeout(1800)
@@ -44,7 +44,7 @@ def lineage(port: int) -> dict[str, list[str]]:
 def test_partitions_fill_and_the_frontier_follows_until_ctrl_c(tmp_path: Path) -> None:
     shutil.copy(CODE / "workspace.yaml", tmp_path)
     store = LocalStore(tmp_path / ".data/buffer")
-    with Launch(tmp_path, **QUICK_SPARK) as launch:
+    with Launch(tmp_path, **quick_spark()) as launch:
         launch.wait_until_up()
         wait_until(lambda: peek(store).frontier > 0, seconds=PROMISED_SECONDS * BUSY)
 
@@ -60,7 +60,7 @@ def test_partitions_fill_and_the_frontier_follows_until_ctrl_c(tmp_path: Path) -
         assert "everything has ended" in launch.output
 
     before = peek(store)
-    with Launch(tmp_path, **QUICK_SPARK) as again:
+    with Launch(tmp_path, **quick_spark()) as again:
         again.wait_until_up()
         wait_until(lambda: peek(store).frontier > before.frontier, seconds=PROMISED_SECONDS * BUSY)
         assert again.end(signal.SIGINT) == 0

@@ -15,7 +15,7 @@ from tests.cli.commands import environment as with_variables
 from tests.cli.commands import finish, start
 from tests.e2e.deployment import SETTINGS, Deployment
 from tests.e2e.producing import durable
-from tests.e2e.running import PATIENCE_SECONDS, QUICK_SPARK, UNFINISHED, running
+from tests.e2e.running import PATIENCE_SECONDS, UNFINISHED, quick_spark, running
 from tests.spark.landing import Filled, fill
 from tests.spark.rows import batch
 from tests.support.s3 import S3Location
@@ -35,7 +35,7 @@ def test_processes_that_land_the_same_ranges_and_others_leave_each_once(real_s3:
     made = [batch(number, [b"%d-%d" % (number, index) for index in range(20)]) for number in range(12)]
     filled = fill(place.below("buffer").open(), made, per_range=2)
     shares = [(0, 1, 2, 3), (2, 3, 4, 5)]
-    given = with_variables(**place.environment("AWS_"), **QUICK_SPARK)
+    given = with_variables(**place.environment("AWS_"), **quick_spark())
 
     where = ["--buffer", f"{place.url}/buffer", "--lake", f"{place.url}/lake", "--master", "local[1]"]
     landings = [

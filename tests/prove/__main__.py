@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 
 from tests.prove.proof import HEADING, SEED, Proof, Size
+from tests.support import jvm
 
 NAMES = ("store_calls", "clocks", "hostile", "load", "kills")
 """The proofs, the quick ones first."""
@@ -26,6 +30,10 @@ def main() -> int:
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - set(NAMES):
         parser.error(f"no such proof: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    place = tempfile.mkdtemp(prefix="objbuf-prove-")
+    os.environ |= {"TMPDIR": place}
+    tempfile.tempdir = None  # it had looked before
+    os.environ |= jvm.variables()
     size = Size("small" if chosen.small else "full", chosen.seed, chosen.round)
     proofs: list[Proof] = []
     broken: list[str] = []
@@ -46,7 +54,9 @@ def main() -> int:
     for name in broken:
         print(f"{name:<58} BROKEN OFF, its error is above")
     kept = not broken and all(proof.holds for proof in proofs)
-    print("\nnothing was lost, nothing came twice" if kept else "\na promise is BROKEN")
+    print("\nnothing was lost, nothing came twice" if kept else f"\na promise is BROKEN; {place} is left as it was")
+    if kept:
+        shutil.rmtree(place, ignore_errors=True)
     return 0 if kept else 1
 
 
