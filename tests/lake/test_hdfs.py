@@ -121,7 +121,7 @@ def test_a_silent_namenode_is_left_in_time(names: NameNode) -> None:
 
 
 def test_a_commit_without_an_answer_is_in_doubt(names: NameNode) -> None:
-    table = open_table(names, timeout_seconds=2.0, retry=ONCE)
+    table = open_table(names, timeout_seconds=5.0, retry=ONCE)
     land(table, key(0))
     files = write(table, key(1))
     names.spoil = lambda method, path: "silent" if is_commit(method, path) else None
@@ -133,7 +133,7 @@ def test_a_commit_without_an_answer_is_in_doubt(names: NameNode) -> None:
 
 
 def test_a_commit_that_happens_after_it_was_left_alone_is_found(names: NameNode) -> None:
-    table = open_table(names, timeout_seconds=2.0, retry=ONCE)
+    table = open_table(names, timeout_seconds=5.0, retry=ONCE)
     land(table, key(0), b"old")
     late = Late(3.0)
     names.spoil = late

@@ -63,7 +63,7 @@ PARTS = {
         "burst, batches too": 0.98,
         "backlog of a day": 0.53,
         "slow sink": 1.05,
-        "slow sink, 3 times": 0.90,
+        "slow sink, 3 times": 0.92,
         "trickle": 0.76,
     },
     CLUSTER: {

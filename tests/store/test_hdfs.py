@@ -122,10 +122,10 @@ def test_a_large_put_is_not_ended_by_the_deadline_of_a_call(names: NameNode) -> 
     class Slow(list[bytes]):
         def __iter__(self) -> Iterator[bytes]:
             for part in parts():
-                time.sleep(0.5)
+                time.sleep(1.0)
                 yield part
 
-    store = quick(names, 2.0)
+    store = quick(names, 5.0)
 
     store.put("x/one", Slow(parts()))
 
@@ -141,7 +141,7 @@ def test_after_a_silence_another_connection_is_tried(names: NameNode) -> None:
         return "silent" if now else None
 
     names.spoil = once
-    store = RetryingStore(quick(names, 2.0), RetryPolicy(attempts=2, base_seconds=0.001))
+    store = RetryingStore(quick(names, 5.0), RetryPolicy(attempts=2, base_seconds=0.001))
 
     store.put("x/one", b"1")
 
