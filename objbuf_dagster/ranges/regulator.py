@@ -24,9 +24,10 @@ them, usually one, up to the ceiling. A range of that size is full, and is cut a
 The target is near 1, and not the 0.7 that keeps other queues short. A queue of ranges is short without it: what comes
 while all runs are busy goes into the next range, which costs hardly more for it, so a queue that grows makes the work
 less. The room that a lower target leaves would be paid for with larger ranges all the time: at 0.7 mean lag is 2 to 17
-per cent above that at 0.95, on two cores, on four and on a cluster, but for a backlog, where it is the same, and for a
-burst of larger batches on two cores, where it is a per cent less. The price is runs: on a cluster 1.2 to 2.1 times as
-many as with fixed limits. Who would rather have few sets a lower target, or takes the profile `throughput`.
+per cent above that at 0.95, on two cores, on four and on a cluster; more than twice as high with a busy slow sink on a
+cluster, the same with a backlog, and a per cent lower for a burst of larger batches on two cores. The price is runs: on
+a cluster 1.2 to 2.1 times as many as with fixed limits. Who would rather have few sets a lower target, or takes the
+profile `throughput`.
 
 **Runs at once.** `c` is not the number of runs. On two cores four runs at once take 70 to 80 s, four times as long as
 one: all of the waiting, none of the speed. For how many there is room is learned (`regulator_cost.py`), and no more are
@@ -37,11 +38,11 @@ again now and then. A run that takes far too long is not waited for. Runs that l
 count, but never take the one run that what is new may always have.
 
 **Where it gains nothing.** Fixed limits that happen to fit cannot be beaten. They fit four cores: with a slow sink
-mean lag is 5 per cent higher here, since a third run is tried now and then, and with other loads what it is there or up
-to 2 per cent lower. And where a sink becomes sixty times slower while load is near what all runs can take, it is 1.4
-times as high: more runs and slower ones came together, and it takes ranges that ran in other company to tell them
-apart. Everywhere else it is lower here, on a cluster by a tenth, on two cores by half; but for the worst twentieth,
-which may wait a fifth longer (`tests/ranges/test_regulator_simulation.py` has the numbers).
+mean lag is 5 per cent higher here, since a third run is tried now and then; with a steady load and bursts it is the
+same, or up to 2 per cent lower. And where a sink becomes sixty times slower while load is near what all runs can take,
+it is 1.4 times as high: more runs and slower ones came together, and it takes ranges that ran in other company to tell
+them apart. Everywhere else it is lower here, on a cluster by a tenth, on two cores by half; but for the worst
+twentieth, which may wait a fifth longer (`tests/ranges/test_regulator_simulation.py` has the numbers).
 
 **What is learned** is of what happened: how long the runs of finished ranges took, and in what time their batches
 arrived; rho is the one, smoothed, over the other, smoothed, and over `c`. Everything here is a pure function. Whatever
