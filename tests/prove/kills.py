@@ -18,7 +18,8 @@ from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.prove.kill_targets import TARGETS, Stage, deployed
+from tests.prove.kill_stage import Stage, deployed
+from tests.prove.kill_targets import TARGETS
 from tests.prove.proof import Proof, Size, timed
 
 _ATTEMPTS = 8
@@ -29,7 +30,7 @@ _KILLS = 200
 _LEAST = 5
 """Of them, of each target at full size."""
 
-_LARGE = ("the code server", "a run that decoded", "a run that kept dead letters")
+_LARGE = ("the code server", "a run that writes", "a run that decoded", "a run that kept dead letters")
 """Killed at full size only: each is much like another one."""
 
 _WAITS = ("3", "1")

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
-from tests.prove.kill_targets import TARGETS
+from objbuf_dagster.buffer import Consumer, GarbageCollector
+from objbuf_dagster.ranges import Limits, RangeLedger, plan
+from objbuf_dagster.store import LocalStore, ObjectInfo
+from tests.prove.kill_stage import missing_batches
+from tests.prove.kill_targets import TARGETS, plant
 from tests.prove.kills import prove, shares, wanted_parts
 from tests.prove.proof import FULL, SMALL, Size, recorded
+from tests.support.buffers import fill, manifests
+from tests.support.watching import Created
+
+HOUR = 3600.0
 
 MOMENTS = {
     "a producer",
@@ -16,7 +28,7 @@ MOMENTS = {
     "a run",
     "Spark's JVM",
     "Spark's Python",
-    "a run that writes",
+    "a run that commits",
     "a run that committed",
     "a run that materialised",
     "garbage collection",
@@ -54,3 +66,38 @@ def test_a_round_alone_is_what_it_was_among_the_others(size: Size, number: int) 
 
     assert alone.rounds == ((number, dict(whole.rounds)[number]),)
     assert (alone.max_wait, alone.wanted) == (whole.max_wait, 1)
+
+
+class Careless(GarbageCollector):
+    """Takes whatever is old for garbage, whoever names it."""
+
+    def _garbage(self, candidates: Iterable[ObjectInfo], *_: object) -> list[ObjectInfo]:
+        return [info for info in candidates if self._is_garbage(info.path, None, int(time.time() * 1000))]
+
+
+@pytest.mark.parametrize(("kind", "loses"), [(Careless, True), (GarbageCollector, False)])
+def test_a_collector_that_does_not_ask_who_names_a_batch_would_be_seen(
+    tmp_path: Path, kind: type[GarbageCollector], loses: bool
+) -> None:
+    store = LocalStore(tmp_path)
+    before = time.time() - HOUR
+    for path in fill(store, 4, time_ms=int(before * 1000)):
+        os.utime(tmp_path / path, (before, before))
+    plan(manifests(store), RangeLedger(store), Limits(max_batches=2))
+    Consumer.open(store, gc_interval=None).ack_through(1)
+
+    litter, at_stake = plant(tmp_path)
+    kind(store, grace_seconds=30, retention_seconds=60).collect_once()
+
+    assert len(at_stake) == 2
+    assert not any((tmp_path / path).exists() for path in litter)
+    assert at_stake.issubset(missing_batches(tmp_path)) is loses
+
+
+def test_what_appears_in_a_directory_is_heard_of(tmp_path: Path) -> None:
+    (tmp_path / "before").touch()
+
+    with Created(tmp_path) as created:
+        assert not created.wait(0)
+        (tmp_path / "after").touch()
+        assert created.wait(10)
