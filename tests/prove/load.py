@@ -11,13 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from objbuf_dagster.buffer import BufferPlace, Consumer, Metrics, Producer, WriteHandle
+from objbuf_dagster.buffer import BufferPlace, Consumer, Metrics, Producer
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.protocol import Compression, Manifest, Metadata, encode_batch
 from objbuf_dagster.protocol.batch import frame_batch
@@ -31,8 +30,17 @@ from tests.prove.proof import Entry, Proof, Size, timed
 from tests.spark.processes import descendants
 from tests.support.buffers import append
 
+CONFLICTS = "conflicts"
+"""Writes of the manifest by a producer that found that another had come first."""
+MEANWHILE = "landings meanwhile"
+"""Those during which producers appended."""
+
 _CALL_ENTRIES = 50
-_OPEN_CALLS = 64
+_MOST_CALLS = 5_000
+"""Of a producer that waits for what is wanted: minutes, if each takes no longer than its batch is kept open."""
+_ENOUGH = "enough"
+"""A file beside the ledgers that tells producers so."""
+_CONFLICTS_SO_FAR = ".conflicts"
 _LARGE_ENTRY = 1 << 20
 _MOST_SECONDS = 1800.0
 """For what takes minutes, on a busy machine."""
@@ -50,44 +58,62 @@ def prove(size: Size) -> Iterator[Proof]:
 
 
 def _producers(size: Size, spark: SparkSession, folder: Path) -> Proof:
-    """Sixteen processes append to one manifest while a consumer plans, lands and acks; then one, for comparison."""
+    """Sixteen processes append to one manifest while a consumer plans, lands and acks; then one, for comparison.
+
+    Each waits until a call is durable before the next one, so that each call is a write of the manifest: calls that
+    are open together share one, and few writes meet no other.
+    """
     many, calls = size.pick((4, 10), (16, 200))
-    entries = 2 * many * calls * _CALL_ENTRIES
-    proof = Proof(f"{many} producers on one manifest, landing meanwhile", "entries", wanted=entries)
+    proof = Proof(f"{many} producers on one manifest, landing meanwhile", "entries")
+    proof.wanted = 2 * many * calls * _CALL_ENTRIES
+    proof.wanted_parts = {CONFLICTS: size.pick(1, 100), MEANWHILE: size.pick(2, 5)}
+    alone = Proof("a producer alone", "entries")
     rates: dict[int, tuple[float, float]] = {}
-    for number in (1, many):
-        with timed(proof):
+    with timed(proof):
+        for number, counted in ((1, alone), (many, proof)):
             place = folder / str(number)
             place.mkdir()
-            rates[number] = _produce_and_land(proof, spark, place, number, calls * many // number)
-    (one, alone), (all_of_them, together) = rates[1], rates[many]
+            rates[number] = produce_and_land(counted, spark, place, number, calls * many // number)
+    proof.tried += alone.tried
+    proof.lost, proof.doubled = proof.lost + alone.lost, proof.doubled + alone.doubled
+    proof.invented += alone.invented
+    (one, met_alone), (all_of_them, met_together) = rates[1], rates[many]
     proof.notes.append(
-        f"1 producer {one:,.0f} entries/s, {alone:.1f} % conflicts; {many} together {all_of_them:,.0f} entries/s, "
-        f"{together:.1f} % conflicts: {all_of_them / one:.2f} times"
+        f"1 producer {one:,.0f} entries/s, {met_alone:.1f} % conflicts; {many} together {all_of_them:,.0f} entries/s, "
+        f"{met_together:.1f} % conflicts: {all_of_them / one:.2f} times"
     )
+    proof.notes.append(", ".join(f"{proof.parts[part]:,} {part}" for part in proof.wanted_parts))
     return proof
 
 
-def _produce_and_land(
-    proof: Proof, spark: SparkSession, folder: Path, producers: int, calls: int
+def produce_and_land(
+    proof: Proof, spark: SparkSession, folder: Path, producers: int, calls: int, most_calls: int = _MOST_CALLS
 ) -> tuple[float, float]:
-    """Entries a second while producing, and how many of a hundred manifest writes met a conflict."""
+    """Entries a second while producing, and how many of a hundred manifest writes met a conflict.
+
+    Each producer makes so many calls, and goes on, up to `most_calls`, until the proof has the parts that it wants: how
+    fast this machine starts processes and lands does not decide whether there are any.
+    """
     place = BufferPlace(LocalStore(folder / "buffer"))
     table = LakeTable(folder / "lake")
     consumer = Consumer.open(place.store, gc_interval=None)
     ledgers = [folder / f"producer-{number}" for number in range(producers)]
     url = (folder / "buffer").as_uri()
     command = [sys.executable, "-m", "tests.prove.load", url]
+    numbers = [str(calls), str(most_calls)]
     started = [
-        subprocess.Popen([*command, str(ledger), str(calls)], cwd=CODE, env=environment(), stdout=subprocess.PIPE)
+        subprocess.Popen([*command, str(ledger), *numbers], cwd=CODE, env=environment(), stdout=subprocess.PIPE)
         for ledger in ledgers
     ]
     until = time.monotonic() + _MOST_SECONDS
     try:
         while any(process.poll() is None for process in started):
             assert time.monotonic() < until, f"{producers} producers are not done in {_MOST_SECONDS} s"
-            _land_what_is_there(spark, place, table, consumer)
-            time.sleep(0.5)
+            proof.parts[MEANWHILE] += _land_what_is_there(spark, place, table, consumer)
+            proof.parts[CONFLICTS] = sum(map(_conflicts_of, ledgers))
+            if not proof.short:
+                (folder / _ENOUGH).touch()
+            time.sleep(0.1)
         told = [json.loads(process.communicate(timeout=_MOST_SECONDS)[0]) for process in started]
     finally:
         for process in started:
@@ -95,26 +121,36 @@ def _produce_and_land(
             process.wait()
     _land_what_is_there(spark, place, table, consumer)
     entries = [tuple(json.loads(line)) for ledger in ledgers for line in ledger.read_text().splitlines()]
-    assert len(entries) == producers * calls * _CALL_ENTRIES
+    assert all(one["calls"] >= calls for one in told)
+    assert len(entries) == sum(one["calls"] for one in told) * _CALL_ENTRIES
     proof.compare(entries, {text for _, _, text in entries}, _rows(table))
     proof.tried += len(entries)
     assert consumer.read().entry_count == 0
     seconds = max(one["ended"] for one in told) - min(one["started"] for one in told)
     writes, conflicts = (sum(one[name] for one in told) for name in ("writes", "conflicts"))
+    proof.parts[CONFLICTS] = conflicts
     return len(entries) / seconds, 100 * conflicts / writes
 
 
-def _land_what_is_there(spark: SparkSession, place: BufferPlace, table: LakeTable, consumer: Consumer) -> None:
-    """Plan, land, ack: what a tick and its runs do."""
+def _conflicts_of(ledger: Path) -> int:
+    """How many its producer has met so far; it may just be writing that down."""
+    with contextlib.suppress(FileNotFoundError):
+        return int(ledger.with_suffix(_CONFLICTS_SO_FAR).read_text() or 0)
+    return 0
+
+
+def _land_what_is_there(spark: SparkSession, place: BufferPlace, table: LakeTable, consumer: Consumer) -> bool:
+    """Plan, land, ack: what a tick and its runs do. Whether others appended between the plan and the ack."""
     manifest = consumer.read()
     if manifest.first_sequence is None:
-        return
+        return False
     ledger = RangeLedger(place.store)
     plan(place.manifests(), ledger, Limits(max_batches=10_000, max_wait=0), manifest=manifest)
     ranges = ledger.list(since=manifest.first_sequence)
     for outcome in land_all(spark, place, ranges, table, verify=True):
         assert isinstance(outcome, Landed), outcome
     consumer.ack_through(ranges[-1].end)
+    return consumer.read().next_sequence > manifest.next_sequence
 
 
 def _rows(table: LakeTable) -> list[Entry]:
@@ -295,38 +331,36 @@ def _produce_large(url: str, compression: Compression, whole: int) -> None:
     print(json.dumps({"digests": digests, "peak": _memory("self", "VmHWM")}))
 
 
-def _produce(url: str, ledger: Path, calls: int) -> None:
+def _produce(url: str, ledger: Path, calls: int, most_calls: int) -> None:
     """One producer's process: into the ledger goes what is durable; to stdout, when, and how many conflicts it met.
 
     It ends early, and fails, if whoever started it is gone: tests that are killed leave nothing.
     """
     parent = os.getppid()
+    enough, conflicts_so_far = ledger.parent / _ENOUGH, ledger.with_suffix(_CONFLICTS_SO_FAR)
     metrics = Metrics()
+
+    def counted(name: str) -> int:
+        return int(metrics.counter(f"buffer.manifest_{name}{{role=producer}}"))
+
     started = time.time()
-    open_calls: deque[tuple[WriteHandle, list[str]]] = deque()
-    with ledger.open("w") as out:
-
-        def write_down(most: int) -> None:
-            while len(open_calls) > most:
-                handle, texts = open_calls.popleft()
-                durable = handle.await_durable(_MOST_SECONDS)
-                for index, text in enumerate(texts, durable.start_index):
-                    out.write(json.dumps([durable.sequence, index, text]) + "\n")
-
-        with Producer(open_store(url), flush_interval=0.05, metrics=metrics) as producer:
-            for number in range(calls):
-                if os.getppid() != parent:
-                    sys.exit(f"producer {ledger.name}: nobody is there any more to read what it tells")
-                texts = [f"{ledger.name} {number * _CALL_ENTRIES + one}" for one in range(_CALL_ENTRIES)]
-                open_calls.append((producer.produce([text.encode() for text in texts], b"load"), texts))
-                write_down(_OPEN_CALLS)
-        write_down(0)
-    counted = {name: metrics.counter(f"buffer.manifest_{name}{{role=producer}}") for name in ("writes", "conflicts")}
-    print(json.dumps({"started": started, "ended": time.time(), **counted}))
+    number = 0
+    with ledger.open("w") as out, Producer(open_store(url), flush_interval=0.05, metrics=metrics) as producer:
+        while number < calls or (number < most_calls and not enough.exists()):
+            if os.getppid() != parent:
+                sys.exit(f"producer {ledger.name}: nobody is there any more to read what it tells")
+            texts = [f"{ledger.name} {number * _CALL_ENTRIES + one}" for one in range(_CALL_ENTRIES)]
+            durable = producer.produce([text.encode() for text in texts], b"load").await_durable(_MOST_SECONDS)
+            for index, text in enumerate(texts, durable.start_index):
+                out.write(json.dumps([durable.sequence, index, text]) + "\n")
+            conflicts_so_far.write_text(str(counted("conflicts")))
+            number += 1
+    told = {"started": started, "ended": time.time(), "calls": number}
+    print(json.dumps({**told, **{name: counted(name) for name in ("writes", "conflicts")}}))
 
 
 if __name__ == "__main__":
     if sys.argv[2] in ("none", "zstd"):
         _produce_large(sys.argv[1], "zstd" if sys.argv[2] == "zstd" else "none", int(sys.argv[3]))
     else:
-        _produce(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+        _produce(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
