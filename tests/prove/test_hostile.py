@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import dagster as dg
 import pytest
@@ -31,6 +32,8 @@ from tests.prove.hostile_uses import USES, check_message
 from tests.prove.proof import SEED, SMALL, recorded
 from tests.support.buffers import append, fill, manifests, put_batch
 from tests.support.counting import CountingStore
+from tests.support.proxy import proxied
+from tests.support.s3 import S3Location
 
 LOCATIONS = [text for text in ODD_TEXTS if len(text.encode()) <= 65_535]
 YEARS = 10 * 365 * 86_400
@@ -143,41 +146,95 @@ def test_what_inputs_are_made_of_is_accepted(target: str, documents: Callable[[]
 # Locations that climb out.
 
 
-def outside(store: Store) -> dict[str, bytes]:
-    return {info.path: store.get(info.path).data for info in store.list() if not info.path.startswith("ingest/")}
+CLIMBING = [f"../{_OLD}", f"secrets/{_OLD}", f"ingest/../secrets/{_OLD}"]
+ENCODED = [
+    f"ingest/%2e%2e/secrets/{_OLD}",
+    f"ingest/%2E%2E/%2E%2E/{_OLD}",
+    f"ingest/%2e%2e%2fsecrets%2f{_OLD}",
+    f"ingest/%252e%252e/secrets/{_OLD}",
+    f"ingest/..%2f..%2f{_OLD}",
+]
+"""Climb out where somebody unquotes once too often. To us they are names like others, of objects that are not there."""
+INSIDE = {
+    *ENCODED,
+    *("ingest/%2e%2e%2fx", "ingest/\u202ehctab", "ingest/<b>x</b>", "ingest/\x9b31m", "ingest/'\""),
+    *("ingest/\ufeff", "ingest/\u2028x"),
+}
+"""Odd names of what would be in the buffer."""
+
+every_location = pytest.mark.parametrize("location", [*LOCATIONS, *CLIMBING, *ENCODED], ids=ascii)
 
 
-@pytest.mark.parametrize(
-    "location", [*LOCATIONS, f"../{_OLD}", f"secrets/{_OLD}", f"ingest/../secrets/{_OLD}"], ids=ascii
-)
-def test_whatever_a_location_says_nothing_outside_the_prefix_is_read_or_deleted(location: str, tmp_path: Path) -> None:
-    # given: what an enemy would like to have, or to see deleted
-    inner = LocalStore(tmp_path / "store")
+def put_secrets(store: Store) -> None:
+    """What an enemy would like to have, or to see deleted."""
     for path in (_OLD, f"secrets/{_OLD}", "etc/passwd", "x", f"ingest2/{_OLD}"):
-        put_batch(inner, path, [b"secret"])
-    (tmp_path / _OLD).write_bytes(b"beside the store")
-    store = CountingStore(inner)
-    append(inner, location, [Metadata(0, 1_000, b"")])
-    before = outside(inner)
-    # when: all that follows locations does
+        put_batch(store, path, [b"secret"])
+
+
+def outside(store: Store, prefix: str = "ingest/") -> dict[str, bytes]:
+    return {info.path: store.get(info.path).data for info in store.list() if not info.path.startswith(prefix)}
+
+
+def follow(store: Store, location: str) -> None:
+    """All that follows locations does so, and fails as it should: nothing is read, nothing outside is deleted."""
+    wanted = NotFound if location in INSIDE else CorruptData
     consumer = Consumer.open(store, gc_interval=None)
-    with pytest.raises((CorruptData, NotFound)) as fetched:
+    with pytest.raises(wanted) as fetched:
         consumer.next_batch()
+    check_message(fetched.value)
     (planned,) = plan(manifests(store), RangeLedger(store), Limits(max_wait=0))
-    with pytest.raises((CorruptData, NotFound)):
+    with pytest.raises(wanted):
         consumer.fetch_handle().fetch(planned.batches[0].descriptor)
     consumer.ack_through(0)
     collector = GarbageCollector(store, grace_seconds=0, retention_seconds=0, clock=lambda: 2_000_000_000.0)
     collector.collect_once()
     later = GarbageCollector(store, grace_seconds=0, retention_seconds=0, clock=lambda: 2_000_000_000.0 + YEARS)
     report = later.collect_once()
-    # then
-    check_message(fetched.value)
     assert all(path.startswith("ingest/") for path in report.deleted)
+
+
+@every_location
+def test_whatever_a_location_says_nothing_outside_the_prefix_is_read_or_deleted(location: str, tmp_path: Path) -> None:
+    # given
+    inner = LocalStore(tmp_path / "store")
+    put_secrets(inner)
+    (tmp_path / _OLD).write_bytes(b"beside the store")
+    store = CountingStore(inner)
+    append(inner, location, [Metadata(0, 1_000, b"")])
+    before = outside(inner)
+    # when
+    follow(store, location)
+    # then
     touched = {path for method, path in store.calls if method != "list"}
-    assert [path for path in touched if not path.startswith("ingest/") or ".." in path] == []
+    assert [path for path in touched if not path.startswith("ingest/") or ".." in path.split("/")] == []
     assert outside(inner) == before
     assert (tmp_path / _OLD).read_bytes() == b"beside the store"
+
+
+@every_location
+def test_whatever_a_location_says_a_bucket_is_asked_for_nothing_outside_the_prefix(
+    location: str, s3: S3Location
+) -> None:
+    # given
+    at = s3.below("buffer")
+    put_secrets(s3.open())
+    put_secrets(at.open())
+    append(at.open(), location, [Metadata(0, 1_000, b"")])
+    before = outside(s3.open(), "buffer/ingest/")
+    # when
+    with proxied(at) as proxy:
+        follow(proxy.location.open(), location)
+    # then: what was sent says so itself
+    bucket, _, root = at.url.removeprefix("s3://").partition("/")
+    of_all = [one for one in proxy.requests if one.object.strip("/") == bucket]
+    asked = [one.object.removeprefix(f"/{bucket}/{root}/") for one in proxy.requests if one not in of_all]
+    assert [path for path in asked if not path.startswith("ingest/") or ".." in path.split("/")] == []
+    assert (location in asked) == (location in INSIDE)
+    queries = [parse_qs(urlsplit(one.path).query) for one in of_all if one.method == "GET"]
+    assert [query for query in queries if not query["prefix"][0].startswith(f"{root}/ingest/")] == []
+    # and: nothing has changed
+    assert len(before) == 10
+    assert outside(s3.open(), "buffer/ingest/") == before
 
 
 def test_what_a_range_and_a_manifest_disagree_about_is_told_in_one_line() -> None:
