@@ -24,6 +24,7 @@ _DENIED = re.compile(r"lacked (the necessary privileges|valid authentication)|\(
 _FILE = re.compile(r"\(os error 20\)|code: 20,")
 _FULL = re.compile(r"\(os error (28|122)\)|code: (28|122),")
 _HDFS = "HdfsObjectStore"
+_LONGEST = 500
 
 _HINTS = {
     "bucket": "the bucket does not exist, create it or correct the URL",
@@ -78,8 +79,8 @@ def _explained(error: Exception, where: str, *, in_doubt: bool) -> StorageError:
 
     refusal = _refusal(error)
     if refusal is not None and not refusal.passing:
-        return StorageError(f"{refusal.hint} ({where}): {without_secrets(refusal.line)}")
-    line = without_secrets(refusal.line) if refusal else _line(error)
+        return StorageError(f"{refusal.hint} ({where}): {_fit(refusal.line)}")
+    line = _fit(refusal.line) if refusal else _line(error)
     kind = "protocol" if isinstance(error, DeltaProtocolError) else _kind(str(error))
     message = f"{_HINTS[kind]} ({where}): {line}"
     return StorageUnavailable(message, in_doubt=in_doubt) if kind == "passing" else StorageError(message)
@@ -112,5 +113,11 @@ def _kind(text: str) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The text on one line, without colours and without what may be secret in its URLs."""
-    return without_secrets(one_line(_COLOURS.sub("", str(error)).replace("↳", ":")))
+    """The text on one line, without colours, fit for a message."""
+    return _fit(one_line(_COLOURS.sub("", str(error)).replace("↳", ":")))
+
+
+def _fit(line: str) -> str:
+    """Without what may be secret in its URLs, and printable: it may repeat what it found in a damaged log."""
+    line = without_secrets(line)
+    return line if line.isprintable() else ascii(line)[1:-1][:_LONGEST]

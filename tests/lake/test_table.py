@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from objbuf_dagster import __version__
-from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound
+from objbuf_dagster.errors import BufferReplaced, CorruptData, InvalidInput, NotFound, StorageError
 from objbuf_dagster.lake import ENTRIES, Column, DataFile, LakeTable, TableSchema
 from tests.lake.landings import key, land, read, sequences, tags, write
 
@@ -161,6 +161,18 @@ def test_a_table_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidInput, match=r"partitioned by \[\].*not one of ours"):
         LakeTable(tmp_path).commit(key(0), [], epoch=1)
+
+
+def test_what_is_said_of_a_damaged_log_can_be_printed(local: LakeTable, tmp_path: Path) -> None:
+    local.commit(key(0), [], epoch=1)
+    (newest,) = tmp_path.rglob(f"{1:020d}.json")
+    newest.write_bytes(b"\x1b[2J" + newest.read_bytes())
+
+    with pytest.raises(StorageError) as raised:
+        local.version()
+
+    assert "\\x1b" in str(raised.value)
+    assert str(raised.value).isprintable()
 
 
 def test_a_range_that_shares_sequences_with_another_is_refused(table: LakeTable) -> None:
