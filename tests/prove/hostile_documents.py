@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import io
 import json
+import tempfile
+from pathlib import Path
 
 from objbuf_dagster.buffer.retention import Mark, Retention
+from objbuf_dagster.lake.schema import ENTRIES
 from objbuf_dagster.lake.state_cursor import StateCursor
 from objbuf_dagster.orchestration.cursor import Cursor
 from objbuf_dagster.orchestration.regulation import Flight, Memory
@@ -119,3 +122,47 @@ def json_entries() -> list[bytes]:
 @functools.cache
 def wrong_json_entries() -> list[bytes]:
     return [entry for entry, _ in HOSTILE.values()]
+
+
+LOG_FILES = (f"{3:020d}.checkpoint.parquet", "_last_checkpoint", f"{4:020d}.json")
+"""Of a table's log, what is read first: a checkpoint, what points to it, and the commit behind it."""
+
+
+def _added(number: int) -> str:
+    """A commit: one file, of one range."""
+    start = 10 * number
+    key = f"{start:012d}-{start + 9:012d}"
+    stats = {"numRecords": 20, "minValues": {"_odb_sequence": start}, "maxValues": {"_odb_sequence": start + 9}}
+    file = {
+        "path": f"_odb_range={key}/part-{number:032x}.parquet",
+        "partitionValues": {"_odb_range": key},
+        "size": 1_000,
+        "modificationTime": 1_700_000_000_000 + number,
+        "dataChange": True,
+        "stats": json.dumps(stats),
+    }
+    return json.dumps({"add": file})
+
+
+@functools.cache
+def table_log() -> dict[str, bytes]:
+    """The files of the log of a small table, from its checkpoint on. They are the same in every process."""
+    from deltalake import DeltaTable
+
+    metadata = {
+        "id": "00000000-0000-0000-0000-000000000000",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": ENTRIES.to_delta().to_json(),
+        "partitionColumns": list(ENTRIES.partitions),
+        "configuration": {},
+        "createdTime": 1_700_000_000_000,
+    }
+    first = ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata})
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "_delta_log"
+        log.mkdir()
+        for version, commit in enumerate(["\n".join(map(json.dumps, first)), *map(_added, range(1, 4))]):
+            (log / f"{version:020d}.json").write_text(commit)
+        DeltaTable(folder).create_checkpoint()
+        (log / f"{4:020d}.json").write_text(_added(4))
+        return {path.name: path.read_bytes() for path in log.iterdir() if path.name >= f"{3:020d}"}

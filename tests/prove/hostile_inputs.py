@@ -27,6 +27,7 @@ from tests.protocol.batches import VECTORS, footer, framings, some_records, zstd
 from tests.protocol.hostile import damaged, damaged_json
 from tests.protocol.manifests import filled, vectors
 from tests.prove.hostile_documents import (
+    LOG_FILES,
     cursor_file,
     cursors,
     exports,
@@ -35,6 +36,7 @@ from tests.prove.hostile_documents import (
     retentions,
     sightings,
     state_cursors,
+    table_log,
     wrong_json_entries,
 )
 
@@ -346,6 +348,13 @@ def _state_cursor(rng: random.Random) -> bytes:
     return cursor_file(_json(rng, state_cursors()))
 
 
+def _table_log(rng: random.Random) -> bytes:
+    """Which file of the log it is, and what is to be there in its place."""
+    number = rng.randrange(len(LOG_FILES))
+    held = table_log()[LOG_FILES[number]]
+    return bytes([number]) + (damaged(rng, [held]) if LOG_FILES[number].endswith(".parquet") else _json(rng, [held]))
+
+
 def _json_entry(rng: random.Random) -> bytes:
     kind = rng.random()
     if kind < 0.1:
@@ -363,6 +372,7 @@ _MAKERS: dict[str, Callable[[random.Random], bytes]] = {
     "note of garbage": lambda rng: _json(rng, sightings()),
     "state cursor": _state_cursor,
     "export document": lambda rng: _json(rng, exports()) if rng.random() < 0.9 else rng.choice(exports()),
+    "table log": _table_log,
     "partition key": _key,
     "OTLP entries": _otlp,
     "JSON entry": _json_entry,

@@ -21,6 +21,7 @@ from objbuf_dagster.decode import Envelope, OtlpLogs, OtlpMetrics, OtlpTraces, S
 from objbuf_dagster.decode.json_check import Checker
 from objbuf_dagster.decode.json_types import parse_columns
 from objbuf_dagster.errors import CorruptData, InvalidInput, ObjbufError
+from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.lake.state_cursor import StateCursor
 from objbuf_dagster.lake.transfer_check import CURSOR_FILE, MANIFEST, SCHEMA, SUMS, read_export
 from objbuf_dagster.orchestration.cursor import Cursor
@@ -44,7 +45,7 @@ from objbuf_dagster.spark.pages import EntriesFile
 from objbuf_dagster.store import MemoryStore
 from tests.decode.json_cases import DDL
 from tests.decode.messages import decoded, entries_batch
-from tests.prove.hostile_documents import BOOT, BUFFER
+from tests.prove.hostile_documents import BOOT, BUFFER, LOG_FILES, table_log
 from tests.prove.hostile_inputs import otlp_entries
 
 MAX_BATCH_BYTES = 1 << 20
@@ -259,19 +260,41 @@ def use_export(data: bytes) -> bool:
     """As the manifest of an export that is whole but for that, and as its cursor."""
     attempts = _Attempts()
     for name in (MANIFEST, CURSOR_FILE):
-        with tempfile.TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
+        with _folder() as folder:
             files = {MANIFEST: _EXPORT, CURSOR_FILE: b'{"runs": []}', SCHEMA: _SCHEMA, name: data}
             sums = "".join(f"{hashlib.sha256(held).hexdigest()}  {at}\n" for at, held in files.items())
             for at, held in {**files, SUMS: sums.encode()}.items():
-                (Path(folder) / at).write_bytes(held)
+                (folder / at).write_bytes(held)
             with attempts.of():
-                read_export(Path(folder))
+                read_export(folder)
     return attempts.refused < 2
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """For one input, in memory if that can be."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 _MEMORY = "/dev/shm"  # noqa: S108, a folder of its own is made there
 _EXPORT = b'{"format": 1, "kind": "ranges", "partitions": ["_odb_range"], "version": 3, "files": []}'
 _SCHEMA = b'{"type": "struct", "fields": [{"name": "_odb_range", "type": "string", "nullable": true, "metadata": {}}]}'
+
+
+def use_table_log(data: bytes) -> bool:
+    """In its place in the log of a table that is whole but for that. What deltalake believes is not for us to judge."""
+    attempts = _Attempts()
+    with _folder() as folder:
+        log = folder / "_delta_log"
+        log.mkdir()
+        for name, held in {**table_log(), LOG_FILES[data[0]]: data[1:]}.items():
+            (log / name).write_bytes(held)
+        table = LakeTable(folder)
+        for look in (table.version, table.ranges, table.files):
+            with attempts.of():
+                look()
+    return not attempts.refused
 
 
 def use_key(data: bytes) -> bool:
@@ -357,6 +380,7 @@ USES: dict[str, Callable[[bytes], bool]] = {
     "note of garbage": use_sightings,
     "state cursor": use_state_cursor,
     "export document": use_export,
+    "table log": use_table_log,
     "partition key": use_key,
     "OTLP entries": use_otlp,
     "JSON entry": use_json_entry,

@@ -82,7 +82,7 @@ def never_end(_: bytes) -> bool:
 
 
 def take_too_much(_: bytes) -> bool:
-    return not bytes(3 << 30)
+    return not bytes(5 << 30)
 
 
 def end(_: bytes) -> bool:
