@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,18 @@ _FAILED_TICKS = """query($sensor: SensorSelector!) { sensorOrError(sensorSelecto
     sensorState { ticks(limit: 200, statuses: [FAILURE]) {
         error { message errorChain { error { message } } } } } } } }"""
 
-_SENSOR = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf", "sensorName": "buffer_sensor"}
+_BACKFILL = """mutation($of: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $of) {
+    __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
+
+_ADD = """mutation($of: RepositorySelector!, $name: String!, $key: String!) {
+    addDynamicPartition(repositorySelector: $of, partitionsDefName: $name, partitionKey: $key) { __typename } }"""
+
+_DELETE = """mutation($of: RepositorySelector!, $name: String!, $keys: [String!]!) {
+    deleteDynamicPartitions(repositorySelector: $of, partitionsDefName: $name, partitionKeys: $keys) { __typename } }"""
+
+_REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf"}
+_SENSOR = {**_REPOSITORY, "sensorName": "buffer_sensor"}
+_RANGES = "buffer_ranges"
 
 
 def quick_spark() -> dict[str, str]:
@@ -263,6 +274,22 @@ class Dagster:
 
     def _partitions(self, asset: str) -> Any:
         return self.query(_PARTITIONS, asset={"path": [asset]})["assetNodeOrError"]["assetPartitionStatuses"]
+
+    def add_partition(self, key: str) -> None:
+        """As a person does in the UI, whatever the key is."""
+        added = self.query(_ADD, of=_REPOSITORY, name=_RANGES, key=key)["addDynamicPartition"]
+        assert added["__typename"] == "AddDynamicPartitionSuccess", added
+
+    def delete_partitions(self, *keys: str) -> None:
+        deleted = self.query(_DELETE, of=_REPOSITORY, name=_RANGES, keys=keys)["deleteDynamicPartitions"]
+        assert deleted["__typename"] == "DeleteDynamicPartitionsSuccess", deleted
+
+    def backfill(self, *keys: str, assets: Sequence[str] = ("entries",)) -> None:
+        """What the UI sends for a selection of partitions."""
+        selected = [{"path": [asset]} for asset in assets]
+        chosen = {"assetSelection": selected, "partitionNames": list(keys), "fromFailure": False}
+        launched = self.query(_BACKFILL, of=chosen)["launchPartitionBackfill"]
+        assert launched["__typename"] == "LaunchBackfillSuccess", launched
 
     def runs_of(self, partition: str) -> list[str]:
         """The runs that materialised it, the latest first."""

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -36,6 +37,9 @@ ODD = (
 )
 """What moves cursors, turns text round, is markup or a table elsewhere; each is an entry and a part of the metadata."""
 ODD_LOCATION = "ingest/<b id=injected>|\u202e'\"<script>window.injected=1.batch"
+
+ODD_KEYS = ("\x1b[2J\u202e<b id=injected>x</b>", "a\nb")
+"""Partitions that somebody adds; Dagster takes them."""
 
 _METADATA = """query($partitions: [String!]) { assetNodeOrError(assetKey: {path: ["entries"]}) {
     ... on AssetNode { assetMaterializations(partitions: $partitions) { metadataEntries { label
@@ -208,4 +212,49 @@ def test_odd_entries_metadata_and_locations_are_plain_text_to_the_ui(page: Page,
     # and: the page works as before, and so does the rest
     page.goto("/assets/entries?view=partitions")
     expect(page.get_by_title(key).first).to_be_visible()
+    deployed.assert_exactly_once()
+
+
+def test_partitions_that_are_no_ranges_are_plain_text_to_the_ui_and_stop_nothing(
+    page: Page, deployed: Deployment
+) -> None:
+    # given
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    dagster = deployed.dagster
+    failed_ticks, failed = dagster.failed_ticks(), dagster.runs("FAILURE")
+    for key in ODD_KEYS:
+        dagster.add_partition(key)
+    try:
+        # then: a browser shows them as text
+        assert dagster.not_materialised() == list(ODD_KEYS)
+        page.goto("/assets/entries?view=partitions")
+        expect(page.get_by_text(f"Missing ({len(ODD_KEYS)})")).to_be_visible()
+        for key in ODD_KEYS:
+            page.goto(f"/assets/entries?view=partitions&partition={quote(key, safe='')}")
+            expect(page.get_by_title(key).first).to_be_attached()
+            assert page.locator("#injected").count() == 0
+        # and: a run of one says what is wrong with it
+        for key in ODD_KEYS:
+            dagster.backfill(key)
+            dagster.wait_until("the run failed", lambda: set(dagster.runs("FAILURE")) - set(failed))
+            (run,) = set(dagster.runs("FAILURE")) - set(failed)
+            failed.append(run)
+            said = dagster.failures_of(run)
+            assert f"not a range: {key!a}" in said
+            assert "a range is written as 000000000000-000000000099" in said
+            page.goto(f"/runs/{run}")
+            expect(page.get_by_text("not a range").first).to_be_visible()
+            assert page.locator("#injected").count() == 0
+        # and: what comes lands and is acked, with such partitions there
+        frontier = dagster.frontier
+        deployed.produce_a_few_ranges()
+        deployed.settle()
+        assert dagster.frontier > frontier
+        page.goto(SENSOR)
+        expect(page.get_by_text("Running", exact=True)).to_be_visible()
+        assert dagster.failed_ticks() == failed_ticks
+        assert errors == []
+    finally:
+        dagster.delete_partitions(*ODD_KEYS)
     deployed.assert_exactly_once()

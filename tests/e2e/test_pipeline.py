@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from objbuf_dagster.buffer import GarbageCollector
 from objbuf_dagster.buffer.manifest_store import ManifestStore
 from objbuf_dagster.ranges import Limits, RangeLedger, plan, range_of
 from tests.e2e.deployment import Deployment
-from tests.e2e.running import Dagster
 
 pytestmark = pytest.mark.timeout(1800)
-
-BACKFILL = """mutation($of: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $of) {
-    __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
-
-ADD = """mutation($of: RepositorySelector!, $name: String!, $key: String!) {
-    addDynamicPartition(repositorySelector: $of, partitionsDefName: $name, partitionKey: $key) { __typename } }"""
-
-REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "objbuf"}
-
-
-def backfill(dagster: Dagster, *keys: str, assets: Sequence[str] = ("entries",)) -> None:
-    """What the UI sends for a selection of partitions."""
-    chosen = {
-        "assetSelection": [{"path": [asset]} for asset in assets],
-        "partitionNames": list(keys),
-        "fromFailure": False,
-    }
-    launched = dagster.query(BACKFILL, of=chosen)["launchPartitionBackfill"]
-    assert launched["__typename"] == "LaunchBackfillSuccess", launched
 
 
 def test_what_producers_were_told_is_durable_is_in_the_table_exactly_once(deployed: Deployment) -> None:
@@ -46,7 +24,7 @@ def test_a_backfill_of_acked_ranges_lands_them_again_in_one_run_and_leaves_the_f
     before = {key: dagster.runs_of(key) for key in (first, second, *others)}
     frontier = dagster.frontier
 
-    backfill(dagster, first, second)
+    dagster.backfill(first, second)
     dagster.wait_until("both came again", lambda: all(dagster.runs_of(key) != before[key] for key in (first, second)))
     deployed.settle()
 
@@ -65,9 +43,9 @@ def test_a_backfill_of_ranges_that_are_not_acked_acks_them_without_the_sensor(de
         store = dagster.buffer_at.open()
         new = [range_of(one).key for one in plan(ManifestStore(store), RangeLedger(store), Limits(max_wait=0))]
         for key in new:
-            dagster.query(ADD, of=REPOSITORY, name="buffer_ranges", key=key)
+            dagster.add_partition(key)
         assert dagster.frontier == frontier
-        backfill(dagster, *new, assets=("entries", "otel_logs"))
+        dagster.backfill(*new, assets=("entries", "otel_logs"))
         dagster.wait_until("they are acked", lambda: dagster.frontier == dagster.next_sequence)
     deployed.settle()
     assert dagster.frontier > frontier
@@ -99,7 +77,7 @@ def test_a_backfill_of_an_expired_range_fails_with_the_clear_error(deployed: Dep
     for _ in range(2):  # the first pass sees the frontier, and for the second one it is old enough
         GarbageCollector(dagster.buffer_at.open(), grace_seconds=0, retention_seconds=0).collect_once()
 
-    backfill(dagster, first)
+    dagster.backfill(first)
     dagster.wait_until("the run failed", lambda: len(dagster.runs("FAILURE")) > len(failed))
 
     (run,) = set(dagster.runs("FAILURE")) - set(failed)
