@@ -86,6 +86,7 @@ _FIELD_VALUES: dict[int, tuple[Any, ...]] = {
     FieldDescriptor.TYPE_ENUM: (0, 1, 2, 77, -1, 2**31 - 1),
 }
 _DEPTHS = (500, 950, 970, 990, 1_000, 3_000, 100_000)
+_DEEPEST_LOG = 10_000
 
 
 def input_of(seed: int, target: str, number: int) -> bytes:
@@ -349,10 +350,15 @@ def _state_cursor(rng: random.Random) -> bytes:
 
 
 def _table_log(rng: random.Random) -> bytes:
-    """Which file of the log it is, and what is to be there in its place."""
+    """Which file of the log it is, and what is to be there in its place.
+
+    Not deeper than `_DEEPEST_LOG`: deltalake's parser recurses without a limit, and its process dies of that.
+    """
     number = rng.randrange(len(LOG_FILES))
     held = table_log()[LOG_FILES[number]]
-    return bytes([number]) + (damaged(rng, [held]) if LOG_FILES[number].endswith(".parquet") else _json(rng, [held]))
+    data = damaged(rng, [held]) if LOG_FILES[number].endswith(".parquet") else _json(rng, [held])
+    is_too_deep = any(opened * _DEEPEST_LOG in data for opened in (b"[", b'{"a":'))
+    return bytes([number]) + (held if is_too_deep else data)
 
 
 def _json_entry(rng: random.Random) -> bytes:
