@@ -7,8 +7,10 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ _LOOK_SECONDS = 0.002
 
 _RUNS_SECONDS = 0.5
 """Between two looks for the processes that are then to be killed."""
+
+_FRONTIER_SECONDS = 1.0
+"""Between two looks at the frontier: by so much what expires too early may go unseen."""
 
 AFTER_SECONDS = 0.05
 """At most, from a moment to the kill."""
@@ -118,6 +123,23 @@ class Stage:
             time.sleep(_LOOK_SECONDS)
         self.wait(chance, after)
         return kill(*runs) > 0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notes where the frontier is all the time, or raises at the end what kept it from that."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_FRONTIER_SECONDS):
+                self.note_frontier()
+
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(watch)
+            try:
+                yield
+            finally:
+                over.set()
+        watching.result()
 
     def note_frontier(self) -> None:
         # The time first: what is acked in between shall not count as acked earlier.
@@ -215,7 +237,8 @@ def deployed(folder: Path, max_wait: str) -> Iterator[Stage]:
     with running(folder, **{**SETTINGS, "OBJBUF_MAX_WAIT": max_wait, "OBJBUF_MAX_BATCHES": "100"}) as dagster:
         stage = Stage(Deployment(dagster, folder))
         try:
-            yield stage
+            with stage.watched():
+                yield stage
         finally:
             for producer in (*stage.producers, *(process for _, process in stage.waiting)):
                 producer.kill()

@@ -6,14 +6,19 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from objbuf_dagster.buffer import Consumer, GarbageCollector
+from objbuf_dagster.buffer import Consumer, GarbageCollector, peek
 from objbuf_dagster.ranges import Limits, RangeLedger, plan
 from objbuf_dagster.store import LocalStore, ObjectInfo
-from tests.prove.kill_stage import missing_batches
+from tests.e2e.deployment import Deployment
+from tests.prove import kill_stage
+from tests.prove.kill_stage import Stage, missing_batches
 from tests.prove.kill_targets import TARGETS, plant
 from tests.prove.kills import prove, shares, wanted_parts
 from tests.prove.proof import FULL, SMALL, Size, recorded
@@ -91,7 +96,41 @@ def test_a_collector_that_does_not_ask_who_names_a_batch_would_be_seen(
 
     assert len(at_stake) == 2
     assert not any((tmp_path / path).exists() for path in litter)
-    assert at_stake.issubset(missing_batches(tmp_path)) is loses
+    missing = set(missing_batches(tmp_path))
+    assert missing >= at_stake if loses else not missing
+
+
+@dataclasses.dataclass
+class Held:
+    """A buffer whose frontier can be asked for, and nothing around it."""
+
+    buffer: Path
+
+    @property
+    def frontier(self) -> int:
+        return peek(LocalStore(self.buffer)).frontier
+
+
+@pytest.mark.parametrize(("retention", "early"), [(0.0, True), (HOUR, False)])
+def test_a_range_that_expires_as_soon_as_it_is_acked_would_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retention: float, early: bool
+) -> None:
+    monkeypatch.setattr(kill_stage, "RETENTION_SECONDS", 1.0)
+    monkeypatch.setattr(kill_stage, "_FRONTIER_SECONDS", 0.05)
+    store = LocalStore(tmp_path)
+    fill(store, 4)
+    plan(manifests(store), RangeLedger(store), Limits(max_batches=2))
+    stage = Stage(cast("Deployment", SimpleNamespace(dagster=Held(tmp_path))))
+
+    with stage.watched():
+        time.sleep(1.5)  # longer than its retention, as a round may be
+        Consumer.open(store, gc_interval=None).ack_through(1)
+        GarbageCollector(store, retention_seconds=retention).collect_once()
+        GarbageCollector(store, retention_seconds=retention).collect_once()
+
+        assert (RangeLedger(store).retention().expired_before > 0) is early
+        with pytest.raises(AssertionError, match="before its retention") if early else nullcontext():
+            stage.assert_nothing_expired_early()
 
 
 def test_what_appears_in_a_directory_is_heard_of(tmp_path: Path) -> None:
