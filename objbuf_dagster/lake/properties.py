@@ -16,7 +16,9 @@ from objbuf_dagster.store.deadline import Overdue
 
 _LOST = 3
 _CHANGE = f"""
-import json, sys
+import sys
+sys.path = [place for place in sys.path if place]  # not whatever is in the working directory
+import json
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
@@ -56,6 +58,8 @@ def set_elsewhere(
         )
     except subprocess.TimeoutExpired:
         raise Overdue(f"no answer in {seconds:g} s") from None
+    if ran.returncode < 0:  # whoever ended it, perhaps for want of memory: the commit may be there
+        raise Overdue(f"the process that changes it was ended by signal {-ran.returncode}")
     if ran.returncode == _LOST:
         raise CommitFailedError(f"another commit came behind version {version}")
     if ran.returncode:

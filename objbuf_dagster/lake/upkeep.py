@@ -20,7 +20,7 @@ from objbuf_dagster.lake.fold import BUCKET
 from objbuf_dagster.lake.schema import RANGE_COLUMN
 from objbuf_dagster.lake.table import LakeTable
 from objbuf_dagster.ranges import SequenceRange
-from objbuf_dagster.store import ObjectInfo
+from objbuf_dagster.store import PROBE, ObjectInfo
 
 if TYPE_CHECKING:
     import deltalake
@@ -241,8 +241,12 @@ def _tidy(table: DeltaPlace, delta: deltalake.DeltaTable) -> int:
 
 
 def _written_by_us(partitions: Sequence[str]) -> re.Pattern[str]:
-    """Paths of data files: in a folder for each partition column, no deeper and no higher."""
-    return re.compile("".join(f"{re.escape(column)}=[^/]+/" for column in partitions) + r"[^/]+\.parquet")
+    """Paths of data files: in a folder for each partition column, no deeper and no higher.
+
+    And what `check_conditions` leaves of its try if it is killed.
+    """
+    data = "".join(f"{re.escape(column)}=[^/]+/" for column in partitions) + r"[^/]+\.parquet"
+    return re.compile(rf"{data}|{PROBE}")
 
 
 def _last_landing(table: LakeTable, version: int) -> Landing | None:

@@ -10,7 +10,7 @@ from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.store.aws import SessionCredentials
 from objbuf_dagster.store.base import Blob, Conflict, ObjectInfo, Payload, Store, TransientError, check_path
 from objbuf_dagster.store.cloud import CloudStore, Credentials
-from objbuf_dagster.store.conditions import check_conditions
+from objbuf_dagster.store.conditions import PROBE, check_conditions
 from objbuf_dagster.store.hdfs import NO_BUFFER, HdfsStore
 from objbuf_dagster.store.local import LocalStore
 from objbuf_dagster.store.memory import MemoryStore
@@ -18,6 +18,7 @@ from objbuf_dagster.store.remembering import RememberingStore
 from objbuf_dagster.store.retry import RetryingStore, RetryPolicy
 
 __all__ = [
+    "PROBE",
     "Blob",
     "CloudStore",
     "Conflict",

@@ -10,6 +10,9 @@ from objbuf_dagster.errors import ObjbufError, StorageError
 from objbuf_dagster.store.base import Conflict, Store
 from objbuf_dagster.store.cloud import CloudStore
 
+PROBE = "probe-[0-9a-f]{32}"
+"""The name of what is put to try it, as a pattern: whose process was killed meanwhile leaves it."""
+
 _kept: set[tuple[str, str, bool]] = set()
 """What this process has seen to be so, also of versions or not: a server does not change its mind."""
 

@@ -213,8 +213,18 @@ class HdfsStore(Store):
                     if not status.isdir and status.path.startswith(top)
                 ]
         except NotFound:
+            if self._is_there(prefix, top):
+                raise TransientError(f"folders below {prefix!r} went while they were listed") from None
             return []
         return found
+
+    def _is_there(self, prefix: str, top: str) -> bool:
+        client = self._client
+        try:
+            self._call(prefix, lambda: client.get_file_info(top.rstrip("/")))
+        except NotFound:
+            return False
+        return True
 
     def tidy(self, prefix: str, *, older_than: float = _ABANDONED_AFTER) -> int:
         """Delete the temporary files that writers left, and return how many."""

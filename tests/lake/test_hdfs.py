@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from objbuf_dagster.errors import NotFound, StorageError, StorageUnavailable
-from objbuf_dagster.lake import LakeTable, maintain
+from objbuf_dagster.lake import LakeTable, maintain, properties
 from objbuf_dagster.lake.preview import head
 from objbuf_dagster.store import RetryPolicy
 from tests.lake.landings import REPOSITORY, key, land, sequences, tags, write
@@ -298,6 +300,23 @@ def test_upkeep_is_not_held_by_a_namenode_that_falls_silent_at_its_commit(names:
         maintain(table, retention=timedelta(days=30))
 
     assert caught.value.in_doubt
+
+
+def test_upkeep_whose_process_is_killed_behind_its_commit_is_in_doubt(
+    names: NameNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = open_table(names, retry=ONCE)
+    land(table, key(0))
+    killed = tmp_path / "python"
+    killed.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nkill -9 $$\n')
+    killed.chmod(0o755)
+    monkeypatch.setattr(properties, "sys", SimpleNamespace(executable=str(killed)))
+
+    with pytest.raises(StorageUnavailable, match="ended by signal 9") as caught:
+        maintain(table, retention=timedelta(days=30))
+
+    assert caught.value.in_doubt
+    assert table.version() == 2
 
 
 class Late:

@@ -120,6 +120,18 @@ def test_orphans_of_every_kind_of_table_go(tmp_path: Path, kind: str) -> None:
     assert paths(table.store) == live
 
 
+def test_what_tried_the_bucket_and_was_killed_goes(local: LakeTable) -> None:
+    land(local, key(0))
+    live = paths(local.store)
+    local.store.put(f"probe-{uuid.uuid4().hex}", b"1")
+    age_all(local)
+
+    report = maintain(local)
+
+    assert (report.files_deleted, report.foreign_files) == (1, 0)
+    assert paths(local.store) == live
+
+
 def test_what_killed_tasks_wrote_of_a_file_goes_and_a_live_one_stays(local: LakeTable) -> None:
     land(local, key(0))
     assert local.root is not None

@@ -223,17 +223,27 @@ def test_a_bad_batch_leaves_the_rows_that_were_there(spark: SparkSession, small:
     assert rows_in(spark, table) == small.rows(1)
 
 
-@pytest.mark.parametrize("location", ["elsewhere/a.batch", "ingest/../secret", "ingest/ranges/../../etc/passwd"])
+@pytest.mark.parametrize(
+    ("location", "why"),
+    [
+        ("elsewhere/a.batch", "outside the buffer's data prefix"),
+        ("ingest/../secret", "must stay inside the store"),
+        ("ingest/ranges/../../etc/passwd", "must stay inside the store"),
+    ],
+)
 def test_a_location_outside_the_buffer_is_never_fetched(
-    location: str, spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path
+    location: str, why: str, spark: SparkSession, small: Filled, table: LakeTable, tmp_path: Path
 ) -> None:
-    (tmp_path / "buffer/elsewhere").mkdir()
-    (tmp_path / "buffer/elsewhere/a.batch").write_bytes(batch(0, [b"secret"]).data)
+    secret = batch(0, [b"secret"]).data
+    for folder in ("elsewhere", "etc"):
+        (tmp_path / "buffer" / folder).mkdir()
+    for path in ("elsewhere/a.batch", "secret", "etc/passwd"):  # a batch like any other, but for where it is
+        (tmp_path / "buffer" / path).write_bytes(secret)
     planned = small.ranges[0]
-    outside = PlannedBatch(BatchDescriptor(1, location), 10)
+    outside = PlannedBatch(BatchDescriptor(1, location), len(secret))
     bad = dataclasses.replace(planned, batches=(planned.batches[0], outside, planned.batches[2]))
 
-    with pytest.raises(CorruptData, match=r"sequence 1"):
+    with pytest.raises(CorruptData, match=rf"sequence 1\b.*{why}"):
         land(spark, small.place, bad, table)
 
     assert not table.exists()

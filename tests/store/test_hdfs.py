@@ -217,6 +217,23 @@ def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
         HdfsStore("hdfs://namenode:8020/lake", timeout_seconds=seconds)
 
 
+def test_a_folder_that_goes_while_it_is_listed_does_not_hide_the_others(names: NameNode, store: HdfsStore) -> None:
+    for number in range(3):
+        store.put(f"x/{number}/one", b"1")
+
+    def removing(method: str, path: str) -> Spoiling:
+        if method == "getListing" and path.endswith("x/1"):
+            names.files.pop("/lake/x/1/one", None)
+        return None
+
+    names.spoil = removing
+
+    with pytest.raises(TransientError, match="went while they were listed"):
+        list(store.list("x"))
+    assert [info.path for info in RetryingStore(store).list("x")] == ["x/0/one", "x/2/one"]
+    assert list(store.list("y")) == []
+
+
 def test_what_writers_left_a_day_ago_is_deleted(store: HdfsStore, names: NameNode) -> None:
     left = [f"x/.tmp-{0:032x}", f"_delta_log/.{7:020d}.json.tmp.1", "_delta_log/._last_checkpoint.tmp.2"]
     left.append(f"_delta_log/.{7:020d}.checkpoint.parquet.tmp.3")
