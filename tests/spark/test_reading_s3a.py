@@ -19,7 +19,7 @@ from objbuf_dagster.store import LocalStore
 from tests.spark.landing import fill, rows_in
 from tests.spark.processes import python
 from tests.spark.rows import batch, entries
-from tests.support.hdfs import hadoop
+from tests.support.hdfs import hadoop, jdk_named
 from tests.support.s3 import S3Location
 
 pytestmark = pytest.mark.skipif(
@@ -70,7 +70,7 @@ def test_spark_reads_a_lake_in_a_bucket_through_s3a(spark: SparkSession, s3: S3L
     given = json.dumps([place.url, dict(place.options), config, list(table.ranges())])
     (tmp_path / "reader").mkdir()
 
-    reader = python(_READ, tmp_path / "reader", GIVEN=given, PYTHONPATH=str(ROOT))
+    reader = python(_READ, tmp_path / "reader", GIVEN=given, PYTHONPATH=str(ROOT), **jdk_named())
     output, errors = reader.communicate(timeout=1500)
 
     assert reader.returncode == 0, errors[-5000:]

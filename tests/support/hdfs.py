@@ -2,7 +2,7 @@
 
 Maven fetches them by name, 56 MB in one jar beside those that PySpark has, so only with OBJBUF_TEST_HDFS=1. The jar is
 kept in OBJBUF_TEST_TOOLS, or in .pytest_cache. A JDK is needed, since Java compiles Hdfs.java as it starts: that of
-JAVA_HOME, or else the one on the PATH.
+OBJBUF_TEST_JDK, for a machine whose tests shall run on another Java, or of JAVA_HOME, or else the one on the PATH.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pyspark
 
 from objbuf_dagster.spark.java import find_java
 
+_JDK = "OBJBUF_TEST_JDK"
 _REPOSITORY = Path(__file__).parents[2]
 _PYSPARK_JARS = Path(pyspark.__file__).parent / "jars"
 _FETCH_SECONDS = 600
@@ -35,6 +36,11 @@ def hadoop() -> str:
     found = re.fullmatch(r"hadoop-client-api-(.+)\.jar", jar.name)
     assert found is not None
     return found[1]
+
+
+def jdk_named() -> dict[str, str]:
+    """JAVA_HOME for what shall run on that JDK: it trusts whom the machine trusts, as what fetches jars must."""
+    return {"JAVA_HOME": home} if (home := os.environ.get(_JDK)) else {}
 
 
 def fetch() -> Path:
@@ -51,17 +57,18 @@ def fetch() -> Path:
                 artefact = f"org.apache.hadoop:hadoop-client-minicluster:{hadoop()}"
                 command = ["mvn", "-q", "-B", f"-Dmaven.repo.local={place}/repository", "dependency:copy"]
                 command += [f"-Dartifact={artefact}", f"-DoutputDirectory={place}"]
-                subprocess.run(command, cwd=place, check=True, timeout=_FETCH_SECONDS)
+                environment = {**os.environ, **jdk_named()}
+                subprocess.run(command, cwd=place, check=True, timeout=_FETCH_SECONDS, env=environment)
                 os.replace(Path(place) / target.name, target)  # whole, or not there
     return target
 
 
 def jdk() -> Path:
     """The Java to start it with."""
-    java = find_java()
+    java = find_java(jdk_named() or None)
     ran = subprocess.run([java.executable, "--list-modules"], capture_output=True, text=True, timeout=60, check=True)
     if "jdk.compiler@" not in ran.stdout:
-        raise RuntimeError(f"OBJBUF_TEST_HDFS=1 needs a JDK, and {java} compiles nothing: set JAVA_HOME to one")
+        raise RuntimeError(f"OBJBUF_TEST_HDFS=1 needs a JDK, and {java} compiles nothing: set {_JDK} to one")
     return java.executable
 
 
