@@ -30,9 +30,13 @@ class Bench:
 
     def promise(self, name: str, run: Run, against: Mapping[str, Run], most: float) -> bool:
         """Print how `run` compares with the fastest of `against`, and whether that is at most `most` times it."""
+        return self.promise_ratio(name, lambda: self._compare(name, run, against), most)
+
+    def promise_ratio(self, name: str, measure: Callable[[], tuple[float, str]], most: float) -> bool:
+        """The same for a ratio that is made of more: `measure` gives it, and what to say of it."""
         bound = most * self._slack
         for attempt in range(1, _ATTEMPTS + 1):
-            ratio, details = self._compare(name, run, against)
+            ratio, details = measure()
             kept = ratio <= bound
             verdict = "OK" if kept else "MISSED" if attempt == _ATTEMPTS else "measuring again"
             print(f"  {name:<46} {_times(ratio):>8} of at most {_times(bound)}  {verdict:<7} {details}", flush=True)

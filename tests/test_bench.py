@@ -29,6 +29,17 @@ def test_what_is_done_before_a_run_is_not_measured() -> None:
     assert max(best.values()) < 0.2
 
 
+def test_a_ratio_of_several_measurements_is_measured_again_until_it_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    ratios = [2.0, 1.6, 1.5, 1.4]
+
+    kept = Bench(quick=False, rounds=1).promise_ratio("growth", lambda: (ratios.pop(0), "[details]"), 1.5)
+
+    assert (kept, ratios) == (True, [1.4])
+    assert capsys.readouterr().out.count("measuring again") == 2
+    assert not Bench(quick=False, rounds=1).promise_ratio("growth", lambda: (1.51, ""), 1.5)
+    assert "MISSED" in capsys.readouterr().out
+
+
 def test_a_ratio_that_is_measured_again_tells_of_how_many_rounds_its_times_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -50,6 +50,9 @@ ENTRIES = "entries"
 @click.option(
     "--new-letters", is_flag=True, help="Also where entries that are no dead letters, and may have rows, become some."
 )
+@click.option(
+    "--renamed", is_flag=True, help="The table is the one that the letters were kept for, under another name by now."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per range, and one with the sums.")
 @cluster_options
 @letters_options
@@ -61,6 +64,7 @@ def redrive(
     entries: str,
     cluster: Cluster,
     new_letters: bool,
+    renamed: bool,
     as_json: bool,
 ) -> None:
     """Decode ranges that have dead letters again, after their decoder was mended.
@@ -72,6 +76,9 @@ def redrive(
 
     If the asset's decoder has settings of its own (larger limits, say), name it as module:attribute: by its plain name
     it has the default ones. A range in which that would make dead letters of entries that are none fails and stays.
+
+    So does a range with letters that were kept for another table than the one that is to get the rows, be it the
+    default or given by --table: say which one it is, or --renamed if it has another name by now.
 
     A decoder of one's own is imported from the current directory, or from wherever Python finds it, and its package or
     file goes to Spark with it.
@@ -87,7 +94,7 @@ def redrive(
                 "one it is; or materialise its asset, which makes it"
             )
     if todo:
-        _redrive(place, letters, entries, todo, cluster, report, new_letters)
+        _redrive(place, letters, entries, todo, cluster, report, new_letters=new_letters, renamed=renamed)
     report.finish()
     if report.failed:
         raise click.exceptions.Exit(1)
@@ -143,7 +150,9 @@ def _redrive(
     todo: list[_Todo],
     cluster: Cluster,
     report: _Report,
+    *,
     new_letters: bool,
+    renamed: bool,
 ) -> None:
     from objbuf_dagster.lake import ENTRIES as SCHEMA
     from objbuf_dagster.spark.redriving import redrive as decode_again
@@ -151,7 +160,16 @@ def _redrive(
     raw = place.table(entries, SCHEMA)
     with cluster.session() as spark:
         for one in todo:
-            outcomes = decode_again(spark, raw, one.decoder, one.rows, letters, one.ranges, new_letters=new_letters)
+            outcomes = decode_again(
+                spark,
+                raw,
+                one.decoder,
+                one.rows,
+                letters,
+                one.ranges,
+                new_letters=new_letters,
+                renamed=renamed,
+            )
             for outcome in outcomes:
                 report.add(one.decoder.name, outcome)
 

@@ -171,8 +171,8 @@ def rebuild(
     report = rebuild_state(made, sources, decode, over_gaps=over_gaps)
     if report.waiting:
         note(f"it ended there: {report.waiting}")
-    if report.stale:
-        note(report.stale)
+    for told in filter(None, [report.begins, report.stale]):
+        note(told)
     if report.cursor is not None:
         say(
             f"rebuilt from {plural(report.ranges, 'range')}, {plural(report.rows, 'row')}: "

@@ -16,16 +16,21 @@ letter before and there is none now, nothing is committed.
 after them, and fail (run it again). Rows are therefore committed in the order of the keeps: who would commit behind the
 rows of one who kept later has loaded the table after those, asks after that, and is refused. And who settles removes
 nothing that anybody else's rows in the table need, whichever of them is killed where.
+
+*Decoders of the same name* share a part. Whose letters are in it the names of the files say (`lake/kept_for.py`), and
+those of another table than the one that is about to be written are refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from objbuf_dagster.errors import InvalidInput, JobFailed, ObjbufError
 from objbuf_dagster.lake.files import DataFile, LiveFile, RowsWriter
+from objbuf_dagster.lake.kept_for import Owner, by_mark, kept_for, letters_name
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.lake.schema import ENTRIES, Column, TableSchema
 from objbuf_dagster.lake.table import LakeTable, Metadata
@@ -56,6 +61,7 @@ QUARANTINE = "quarantine"
 """The decoder of letters that stand for a whole batch, which was left out: they have entry index 0 and no bytes."""
 
 _KEY = ["_odb_sequence", "_odb_entry_index"]
+_VERSION = "decoder_version"
 _KEY_TYPE = [(name, "i8") for name in _KEY]
 _KEY_ROWS = 1 << 16
 _LETTER_ROWS = 256
@@ -147,6 +153,8 @@ class RangeLetters:
     new: files of the letters that there are now, written and in no commit yet.
     may_grow: whether an entry that is no letter may become one. If not, `keep` raises NewLetters, and commits nothing.
     still: as `LakeTable.commit` takes it.
+    owner: whom they are kept for: letters of another's are refused, with InvalidInput. None for letters that belong to
+        no typed table, and to take them out, whosever they are.
 
     Each step may raise what `LakeTable.commit` raises, and JobFailed if somebody else does the same at the same time;
     decode the range again then.
@@ -164,6 +172,7 @@ class RangeLetters:
         metadata: Metadata | None = None,
         may_grow: bool = True,
         still: Callable[[], None] | None = None,
+        owner: Owner | None = None,
     ) -> None:
         self.table = table
         self.range_key = range_key
@@ -172,6 +181,7 @@ class RangeLetters:
         self._words: dict[str, Any] = {"epoch": epoch, "run_id": run_id, "metadata": metadata}
         self._may_grow = may_grow
         self._still = still
+        self._owner = owner
         self._kept: set[str] | None = None
         self._outdated = False
 
@@ -181,6 +191,7 @@ class RangeLetters:
         if not before and not self.new:
             self._kept = set()
             return
+        self._check_owner(before)
         old, new = _keys(self.table, before), _keys(self.table, self.new)
         if not self._may_grow and len(more := _without(new, old)):
             raise NewLetters(self.range_key, self.decoder, len(more), self._first_of(more))
@@ -190,6 +201,7 @@ class RangeLetters:
             live = self._live()
             if {file.path for file in live} == {file.path for file in before}:
                 return
+            self._check_owner(live)
             if len(_without(_without(_keys(self.table, live), old), new)):
                 raise self._somebody_else()
 
@@ -217,7 +229,17 @@ class RangeLetters:
 
     def check(self) -> None:
         """Raise what `keep` would be refused for, as far as it can be known without a commit."""
+        self._check_owner(self._live())
         self.table.check(self.range_key, self.new, self.decoder)
+
+    def _check_owner(self, live: Sequence[LiveFile]) -> None:
+        if self._owner is not None:
+            self._owner.check(self.range_key, self.decoder, live, self._versions)
+
+    def _versions(self, file: LiveFile) -> set[int]:
+        """Of the decoder that kept these letters."""
+        blocks = _blocks(self.table, file, _KEY_ROWS, [_VERSION])
+        return {version for block in blocks for version in block.column(_VERSION).unique().to_pylist()}
 
     def _live(self) -> list[LiveFile]:
         return [file for file in self.table.files([self.range_key], self.decoder) if file.rows != 0]
@@ -241,25 +263,28 @@ class RangeLetters:
         return *first, ""
 
     def _written_again(self, files: Sequence[LiveFile], known: Keys) -> tuple[DataFile, ...]:
-        """The letters of these files that are not known, in files of their own."""
+        """The letters of these files that are not known, in files of their own, each of the letters of one table."""
         import numpy as np
         import pyarrow as pa
 
-        writer = RowsWriter(
-            self.table.store,
-            self.table.schema.to_arrow(),
-            lambda: self.table.new_path(self.range_key, self.decoder),
-        )
-        for file in files:
-            for block in _blocks(self.table, file, _LETTER_ROWS):
-                writer.add(block.filter(pa.array(~np.isin(_keys_of(block), known))))
-        return writer.finish()
+        written: list[DataFile] = []
+        for mark, some in by_mark(files).items():
+            new_path = functools.partial(self._new_path, mark)
+            writer = RowsWriter(self.table.store, self.table.schema.to_arrow(), new_path)
+            for file in some:
+                for block in _blocks(self.table, file, _LETTER_ROWS):
+                    writer.add(block.filter(pa.array(~np.isin(_keys_of(block), known))))
+            written += writer.finish()
+        return tuple(written)
+
+    def _new_path(self, mark: str | None) -> str:
+        return f"{self.table.folder(self.range_key, self.decoder)}/{letters_name(mark)}"
 
     def _copies(self) -> list[DataFile]:
         """The new letters under new names: a file that the table has, and that stays, cannot be committed again."""
         copies = []
         for file in self.new:
-            path = self.table.new_path(self.range_key, self.decoder)
+            path = self._new_path(kept_for(file))
             self.table.store.put(path, self.table.store.read(file.path))
             copies.append(dataclasses.replace(file, path=path))
         return copies

@@ -84,11 +84,14 @@ class RowFold(Fold):
 
     @abstractmethod
     def key_of(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The key of a row, by column; None if the row does not matter."""
+        """The key of a row, by column, none of them null; None if the row does not matter."""
 
     @abstractmethod
     def step(self, value: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The value of a key after this row. `value` is the one before, None for a key that is new; None deletes it."""
+        """The value of a key after this row, by column; a column left out is null.
+
+        `value` is the one before, None for a key that is new; to return None deletes the key.
+        """
 
     def keyed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
@@ -97,7 +100,9 @@ class RowFold(Fold):
         keys = []
         with fold_errors(self, "key_of", lambda: [row]):
             for row in rows.to_pylist():
-                keys.append(self.key_of(row))  # noqa: PERF401  the error names the row
+                key = self.key_of(row)
+                _check_names(key, self.key.names)
+                keys.append(key)
         chosen = [at for at, key in enumerate(keys) if key is not None]
         found = pa.RecordBatch.from_pylist([key for key in keys if key is not None], self.key)
         packed = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)).take(pa.array(chosen, pa.int64()))
@@ -115,12 +120,21 @@ class RowFold(Fold):
         with fold_errors(self, "step", lambda: [row]):
             for key, row in zip(rows.select(names).to_pylist(), rows[_ROW].to_pylist(), strict=True):
                 at = tuple(key[name] for name in names)
-                values[at] = self.step(values.get(at), row)
+                value = self.step(values.get(at), row)
+                _check_names(value, self.value.names)
+                values[at] = value
         there = [{**dict(zip(names, key, strict=True)), **value} for key, value in values.items() if value is not None]
         gone = [dict(zip(names, key, strict=True)) for key, value in values.items() if value is None]
         return Changes(
             pa.Table.from_pylist(there, pa.schema([*self.key, *self.value])), pa.Table.from_pylist(gone, self.key)
         )
+
+
+def _check_names(given: Mapping[str, Any] | None, columns: Sequence[str]) -> None:
+    """Raise ValueError for what Arrow would drop in silence."""
+    unknown = set(given or ()) - set(columns)
+    if unknown:
+        raise ValueError(f"no column for {', '.join(sorted(map(str, unknown)))}")
 
 
 @contextlib.contextmanager
@@ -208,6 +222,16 @@ def state_schema(fold: Fold) -> pa.Schema:
     return schema
 
 
+def check_keys(fold: Fold, keyed: pa.RecordBatch) -> None:
+    """Raise InvalidInput for rows that a fold gave without a whole key: state is found by it, and kept in its part."""
+    nulls = [name for name in fold.key.names if keyed.column(name).null_count]
+    if nulls:
+        raise InvalidInput(
+            f"fold {fold.name} breaks its contract: it gave nulls for the key's {', '.join(nulls)}; nothing was "
+            "committed. Keys are never null: let it leave such rows out, or give them a value that stands for none"
+        )
+
+
 def codes_of(rows: pa.Table | pa.RecordBatch, key: pa.Schema) -> pa.Array:
     """One binary value per row that is the same for the same key and for no other."""
     import pyarrow as pa
@@ -254,6 +278,8 @@ def checked(fold: Fold, changes: Changes, touched: pa.Array) -> tuple[pa.Table, 
         wrong = f"it gave nulls for {', '.join(nulls)}"
     elif deleted is not None and deleted.schema.names != fold.key.names:
         wrong = f"it deleted keys with columns {deleted.schema.names}"
+    elif deleted is not None and any(column.null_count for column in deleted.columns):
+        wrong = "it deleted keys with nulls"
     if wrong is None:
         there = codes_of(rows, fold.key)
         gone = codes_of(deleted, fold.key) if deleted is not None else pa.array([], pa.binary())

@@ -11,7 +11,7 @@ or applies anything twice. After TRIES failures in a row it is given up, and wha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,8 @@ from objbuf_dagster.errors import InvalidInput, NotFound, StorageUnavailable
 from objbuf_dagster.lake.files import LiveFile, Snapshot, batches_of
 from objbuf_dagster.lake.fold import ORDER
 from objbuf_dagster.lake.state import TRIES, StateTable
-from objbuf_dagster.lake.state_cursor import RebuildNeeded, StateCursor, files_hash
+from objbuf_dagster.lake.state_cursor import StateCursor, files_hash
+from objbuf_dagster.lake.state_due import Sources, begins_at, due_ranges, landed_in, ranges_to_rebuild
 from objbuf_dagster.lake.state_rows import ordered
 from objbuf_dagster.lake.state_shadow import Shadow
 from objbuf_dagster.lake.table import LakeTable
@@ -28,6 +29,8 @@ from objbuf_dagster.store import RetryPolicy
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+__all__ = ["RANGES_AT_ONCE", "Decode", "Sources", "StateReport", "catch_up", "rebuild"]
 
 RANGES_AT_ONCE = 32
 """Ranges that one commit applies, at the most, where many are due."""
@@ -50,6 +53,8 @@ class StateReport:
         letters were redriven or ranges decoded anew since then, or it was rebuilt by another version of the decoder.
         None also if that cannot be told, because the typed table lacks some of them.
     changed: rows that it has more (or less) there; another number than 0 has its words.
+    begins: that there were sequences before those that it has, in words with what to do; told once, by the call that
+        has begun it.
     """
 
     cursor: StateCursor | None
@@ -60,21 +65,7 @@ class StateReport:
     waiting: str | None = None
     stale: str | None = None
     changed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """What a state is made from.
-
-    typed: the table whose rows are folded. entries: the one that this was decoded from.
-    ledger: of the buffer. Without it nobody can tell a range that is to come from one that never will.
-    buffer: its identity, written into the cursor and compared with it.
-    """
-
-    typed: LakeTable
-    entries: LakeTable
-    ledger: RangeLedger | None = None
-    buffer: str | None = None
+    begins: str | None = None
 
 
 def catch_up(
@@ -89,7 +80,8 @@ def catch_up(
 
     Others may do the same at the same time: what they have applied is not applied again.
 
-    Raises RebuildNeeded if the next range can never come, or the state was not made from this, by this fold;
+    Raises RebuildNeeded if the next range can never come, if all that came before the first one has expired, or if the
+    state was not made from this, by this fold;
     StorageUnavailable after `tries` failures in a row; whatever keeps a table from being read.
     """
     _check_settings(ranges_at_once, tries)
@@ -97,17 +89,17 @@ def catch_up(
     while True:
         snapshot = done.patiently(state.snapshot)
         typed = done.patiently(sources.typed.snapshot)
-        landed = _landed(typed)
+        landed = landed_in(typed)
         cursor = snapshot.cursor if snapshot else None
         if cursor is not None:
             if not done.patiently(_planned_the_same, sources.ledger, cursor):
                 cursor.check_buffer(state.name, sources.buffer)
             cursor.check_batches(state.name, done.patiently(_batches, sources.entries, cursor.last_range))
-        due = done.patiently(_due, state, sources, cursor, landed)
+        due = done.patiently(due_ranges, state, sources, cursor, landed)
         if not due.ranges:
             version = snapshot.version if snapshot and cursor else None
             since = _since(state, sources, cursor, typed)
-            return StateReport(cursor, version, done.ranges, done.rows, done.commits, due.waiting, *since)
+            return StateReport(cursor, version, done.ranges, done.rows, done.commits, due.waiting, *since, done.begins)
         if snapshot is None:
             done.patiently(state.load_or_create)
             continue  # others may have been faster, and have applied something by now
@@ -122,6 +114,7 @@ def catch_up(
             done.ranges += len(chosen)
             done.rows += shadow.rows
             done.commits += 1
+            done.begins = done.begins if cursor else begins_at(state, new)
 
 
 def rebuild(
@@ -150,7 +143,13 @@ def rebuild(
     entries, typed = done.patiently(sources.entries.snapshot), done.patiently(sources.typed.snapshot)
     table, found = (sources.typed, typed) if decode is None else (sources.entries, entries)
     chosen, gaps, waiting = done.patiently(
-        _to_rebuild, sources, table, _landed(found), {*_landed(entries), *_landed(found)}, _landed(typed), over_gaps
+        ranges_to_rebuild,
+        sources,
+        table,
+        landed_in(found),
+        {*landed_in(entries), *landed_in(found)},
+        landed_in(typed),
+        over_gaps,
     )
     if found is None or not chosen:
         raise InvalidInput(
@@ -167,7 +166,8 @@ def rebuild(
     new = _moved(state, sources, None, chosen, shadow, done, typed, gaps)
     prepared = done.patiently(state.prepare, shadow, new, everything=True)
     version = state.commit(snapshot, prepared, words={**_words(run_id), "rebuild": True}, tries=tries)
-    return StateReport(new, version, len(chosen), shadow.rows, 1, waiting, *_since(state, sources, new, typed))
+    since = _since(state, sources, new, typed)
+    return StateReport(new, version, len(chosen), shadow.rows, 1, waiting, *since, begins_at(state, new))
 
 
 @dataclass(slots=True)
@@ -178,6 +178,7 @@ class _Done:
     ranges: int = 0
     rows: int = 0
     commits: int = 0
+    begins: str | None = None
 
     def patiently(self, call: Callable[..., T], *given: Any, **named: Any) -> T:
         for failures in range(1, self.tries + 1):
@@ -207,12 +208,6 @@ class _Done:
         self.patiently(attempt)
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
-    ranges: list[SequenceRange]
-    waiting: str | None = None
-
-
 def _check_settings(ranges_at_once: int, tries: int) -> None:
     if ranges_at_once < 1 or tries < 1:
         raise InvalidInput(f"ranges at once and tries must be 1 or more: {ranges_at_once}, {tries}")
@@ -220,12 +215,6 @@ def _check_settings(ranges_at_once: int, tries: int) -> None:
 
 def _words(run_id: str | None) -> dict[str, Any]:
     return {} if run_id is None else {"run_id": run_id}
-
-
-def _landed(snapshot: Snapshot | None) -> dict[SequenceRange, int | None]:
-    """The ranges that a table has, in order, with their rows."""
-    found = snapshot.by_range() if snapshot else {}
-    return {SequenceRange.from_key(key): one.rows for key, one in found.items()}
 
 
 def _batches(entries: LakeTable, range_key: str) -> tuple[str, str] | None:
@@ -271,7 +260,7 @@ def _moved(
     done.patiently(shadow.write_out)
     last = applied[-1]
     files = before.files if before else files_hash([])
-    if files is not None and typed is not None and {*applied} <= _landed(typed).keys():
+    if files is not None and typed is not None and {*applied} <= landed_in(typed).keys():
         files = files_hash(typed.paths([one.key for one in applied]), files)
     else:
         files = None
@@ -287,118 +276,6 @@ def _moved(
         gaps=(*(before.gaps if before else ()), *gaps),
         files=files,
     )
-
-
-def _due(
-    state: StateTable, sources: Sources, cursor: StateCursor | None, landed: Mapping[SequenceRange, int | None]
-) -> _Due:
-    """The ranges to apply next; if there are none, why. Raises RebuildNeeded if there never will be."""
-    entries = _landed(sources.entries.snapshot()) if cursor is None or not _at(landed, cursor.next_sequence) else {}
-    if cursor is None:
-        first = min([*landed, *entries], default=None)
-        if first is None:
-            return _Due([])
-        planned = sources.ledger.starts()[:1] if sources.ledger else []
-        position = min([first.start, *planned])
-    else:
-        position = cursor.next_sequence
-    chosen: list[SequenceRange] = []
-    for one in landed:
-        if one.start == position:
-            chosen.append(one)
-            position = one.end + 1
-    if chosen:
-        return _Due(chosen)
-    return _Due([], _missing(state, sources, position, landed, entries))
-
-
-def _at(landed: Iterable[SequenceRange], start: int) -> SequenceRange | None:
-    return next((one for one in landed if one.start == start), None)
-
-
-def _missing(
-    state: StateTable,
-    sources: Sources,
-    position: int,
-    landed: Mapping[SequenceRange, int | None],
-    entries: Mapping[SequenceRange, int | None],
-) -> str | None:
-    """What the typed table lacks at this sequence, in words; None if it is just not produced yet."""
-    astride = next((one for one in [*landed, *entries] if one.start < position <= one.end), None)
-    if astride is not None:
-        detail = f"its next sequence is {position}, inside of range {astride}: ranges were cut anew"
-        raise RebuildNeeded(state.name, "replaced", detail, first=position, last=astride.end)
-    waiting = _at(entries, position)
-    behind = min((one.start for one in [*landed, *entries] if one.start > position), default=None)
-    if waiting is None and behind is None:
-        return None
-    if sources.ledger is None:
-        if waiting is not None:
-            return f"range {waiting} has landed and is not in {sources.typed.name} yet"
-        return (
-            f"sequences {position} to {(behind or 0) - 1} are in no table: they are still to land, have expired, or "
-            "were skipped; the buffer would tell"
-        )
-    expired = sources.ledger.retention().expired_before
-    planned = waiting or _planned(sources.ledger, position)
-    if planned is not None:
-        if planned.end >= expired:
-            return f"range {planned} is not in {sources.typed.name} yet"
-        detail = f"range {planned} has expired, and is not in {sources.typed.name}"
-        raise RebuildNeeded(state.name, "expired", detail, first=planned.start, last=planned.end)
-    last = min([*(start for start in sources.ledger.starts(position)), *([behind] if behind else [])]) - 1
-    if position < expired:
-        detail = f"sequences {position} to {last} have expired, and are not in {sources.typed.name}"
-        raise RebuildNeeded(state.name, "expired", detail, first=position, last=last)
-    detail = f"sequences {position} to {last} are in no range: they were skipped as a gap"
-    raise RebuildNeeded(state.name, "gap", detail, first=position, last=last)
-
-
-def _planned(ledger: RangeLedger, start: int) -> SequenceRange | None:
-    found = ledger.starts(start)
-    if not found or found[0] != start:
-        return None
-    planned = ledger.at(start)
-    return SequenceRange(planned.start, planned.end)
-
-
-def _to_rebuild(
-    sources: Sources,
-    table: LakeTable,
-    there: Collection[SequenceRange],
-    landed: Collection[SequenceRange],
-    typed: Collection[SequenceRange],
-    over_gaps: bool,
-) -> tuple[list[SequenceRange], list[tuple[int, int]], str | None]:
-    """The ranges to make it from, the gaps between them, and what ended it before its time.
-
-    there: in the table that it is made from. landed: in that, or in `entries`.
-    """
-    end = max((one.end for one in typed), default=None)
-    chosen: list[SequenceRange] = []
-    gaps: list[tuple[int, int]] = []
-    for one in sorted(landed):
-        if end is not None and one.end > end:
-            break
-        if one not in there:
-            return chosen, gaps, f"range {one} is not in {table.name}: materialise it there first"
-        position = chosen[-1].end + 1 if chosen else one.start
-        if one.start > position:
-            if not over_gaps and not _never_comes(sources.ledger, position, one.start):
-                missing = f"sequences {position} to {one.start - 1} are not in {table.name}"
-                told = "yet" if sources.ledger else "and nobody can tell whether they will be: name the buffer"
-                return chosen, gaps, f"{missing} {told}"
-            gaps.append((position, one.start - 1))
-        chosen.append(one)
-    return chosen, gaps, None
-
-
-def _never_comes(ledger: RangeLedger | None, first: int, behind: int) -> bool:
-    """Whether no range that is still to land has any of these sequences."""
-    if ledger is None:
-        return False
-    expired = ledger.retention().expired_before
-    return all(ledger.at(start).end < expired for start in ledger.starts(first) if start < behind)
 
 
 def _since(

@@ -26,6 +26,7 @@ from objbuf_dagster.lake.fold import (
     Fold,
     Scope,
     buckets_of,
+    check_keys,
     checked,
     codes_of,
     fold_errors,
@@ -120,7 +121,9 @@ class Shadow:
 
     def _keyed(self, block: pa.RecordBatch) -> pa.RecordBatch:
         with fold_errors(self.fold, "keyed", lambda: _ends(block)):
-            return self.fold.keyed(block)
+            keyed = self.fold.keyed(block)
+            check_keys(self.fold, keyed)
+            return keyed
 
     def _forget(self) -> None:
         import pyarrow as pa

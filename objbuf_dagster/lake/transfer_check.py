@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -70,12 +71,13 @@ def read_export(source: Path) -> tuple[dict[str, Any], list[Part], deltalake.Sch
             schema = Schema.from_json(text)
         except Exception as error:  # noqa: BLE001  deltalake's own
             raise broken(f"its schema cannot be read: {shown(str(error))}") from None
+        _check_metadata(_fields(schema))
         listed = {f"{DATA}/{part.path}" for part in parts} | {MANIFEST, CURSOR_FILE, SCHEMA}
         if listed != set(sums) or len(parts) != len({part.path for part in parts}):
             raise broken("its manifest names other files than its checksums do")
         _check_data(source, parts, schema, manifest["partitions"])
         if manifest["kind"] == "state":
-            _check_cursor(source, parts, cursor)
+            _check_cursor(source, parts, schema, cursor)
         else:
             _check_runs(parts, cursor)
     return manifest, parts, schema, cursor, sums
@@ -87,7 +89,12 @@ def _check_manifest(manifest: Mapping[str, Any]) -> list[Part]:
         kind, partitions, version = manifest["kind"], manifest["partitions"], manifest["version"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise broken(f"its manifest is not as it should be: {shown(repr(error))}") from None
-    if not isinstance(partitions, list) or len(partitions) > _MOST_PARTITIONS or type(version) is not int:
+    if (
+        not isinstance(partitions, list)
+        or len(partitions) > _MOST_PARTITIONS
+        or type(version) is not int
+        or version < 0
+    ):
         known = False
     else:
         known = (kind, partitions) == ("state", [BUCKET]) or (kind, partitions[:1]) == ("ranges", [RANGE_COLUMN])
@@ -117,12 +124,19 @@ def _check_sums(source: Path) -> dict[str, str]:
         digest = hashlib.sha256()
         if (source / path).is_symlink():
             raise broken(f"{shown(path)} is a link")
+        _check_regular(source / path)
         with (source / path).open("rb") as file:
             while data := file.read(AT_ONCE):
                 digest.update(data)
         if digest.hexdigest() != wanted:
             raise broken(f"{shown(path)} is damaged: its checksum is another")
     return sums
+
+
+def _check_regular(path: Path) -> None:
+    """A pipe that nobody writes to would be waited for without end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise broken(f"{shown(path.name)} is no regular file")
 
 
 def _part_of(item: Mapping[str, Any]) -> Part:
@@ -166,9 +180,30 @@ def _check_data(source: Path, parts: Sequence[Part], schema: deltalake.Schema, p
                 raise broken(f"{part.path} has another type of {shown(wrong[0])} than the schema says")
 
 
+def _fields(schema: deltalake.Schema) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = json.loads(schema.to_json())["fields"]
+    return fields
+
+
+def _columns(schema: deltalake.Schema) -> list[tuple[Any, ...]]:
+    return [(each["name"], each["type"], each["nullable"]) for each in _fields(schema)]
+
+
+def _check_metadata(kind: Any) -> None:
+    """Refuse what columns of ours do not have: what Delta reads from it changes what the table takes and gives."""
+    if isinstance(kind, dict):
+        if odd := sorted({*(kind.get("metadata") or {})} - {"comment"}):
+            raise broken(f"a column of its schema has {shown(odd[0])}, which none of ours has")
+        for value in kind.values():
+            _check_metadata(value)
+    elif isinstance(kind, list):
+        for each in kind:
+            _check_metadata(each)
+
+
 def _types(schema: deltalake.Schema) -> dict[str, Any]:
     """The types by column, in Delta's words."""
-    return {each["name"]: _bare(each["type"]) for each in json.loads(schema.to_json())["fields"]}
+    return {each["name"]: _bare(each["type"]) for each in _fields(schema)}
 
 
 def _arrow_types(schema: pa.Schema) -> dict[str, Any]:
@@ -270,8 +305,10 @@ def _file_batches(path: Path) -> list[str]:
     return found
 
 
-def _check_cursor(source: Path, parts: Sequence[Part], document: Mapping[str, Any]) -> None:
+def _check_cursor(source: Path, parts: Sequence[Part], schema: deltalake.Schema, document: Mapping[str, Any]) -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
+    from deltalake import Schema
 
     cursor = cursor_of(document)
     if json.loads(json.dumps(cursor.to_json())) != document:
@@ -279,7 +316,9 @@ def _check_cursor(source: Path, parts: Sequence[Part], document: Mapping[str, An
     files = [source / DATA / part.path for part in parts if part.partition[BUCKET] == CURSOR]
     if len(files) != 1 or StateCursor.from_file(files[0].read_bytes()) != cursor:
         raise broken("its cursor is not the one that its data has")
-    if schema_hash(pq.read_schema(files[0])) != cursor.schema:
+    columns = pq.read_schema(files[0]).remove_metadata()
+    made = Schema.from_arrow(columns.append(pa.field(BUCKET, pa.string(), nullable=False)))
+    if schema_hash(columns) != cursor.schema or _columns(schema) != _columns(made):
         raise broken("its columns are not those that its cursor says")
     if sum(part.rows for part in parts) != cursor.keys:
         raise broken(f"it has other rows than the {cursor.keys} keys that its cursor says")
@@ -303,6 +342,7 @@ def document_in(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
+    _check_regular(path)
     if path.stat().st_size > _LARGEST_DOCUMENT:
         raise broken(f"{path.name} is too large")
     try:

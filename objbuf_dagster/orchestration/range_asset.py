@@ -133,7 +133,9 @@ class RangeContext:
 
         on_error: `dead_letter` keeps an entry that cannot be decoded aside, `fail` fails its range, `skip` drops it.
         table: of the rows, the asset's name unless given.
-        dead_letters: the table, and the asset that is materialised with it.
+        dead_letters: the table, and the asset that is materialised with it. Another asset with a decoder of the same
+            name needs another one: a range with letters that were kept for another table fails, whatever `on_error`
+            says, unless the decoder's version was counted up since.
         metrics: counts rows, dead letters, and entries that were dropped; the source's unless given.
 
         An asset that does nothing else has `batches=False`: its ranges can be decoded while `entries` has them.

@@ -118,6 +118,9 @@ def state_asset(
             report = catch_up(state, sources, run_id=context.run.run_id, tries=tries)
         except ObjbufError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
+        for done in filter(None, [rebuilt, report]):
+            if done.begins:
+                context.log.warning(done.begins)
         if report.waiting:
             context.log.info("nothing more can be applied: %s", report.waiting)
         if report.stale:
@@ -151,6 +154,7 @@ def numbers(report: StateReport, rebuilt: StateReport | None, seconds: float) ->
     if report.cursor is not None:
         found |= {
             "keys": report.cursor.keys,
+            "first_sequence": report.cursor.first_sequence,
             "last_range": report.cursor.last_range,
             NEXT_SEQUENCE: report.cursor.next_sequence,
             "ranges": report.cursor.ranges,
@@ -159,6 +163,9 @@ def numbers(report: StateReport, rebuilt: StateReport | None, seconds: float) ->
         }
         if report.cursor.gaps:
             found["gaps"] = ", ".join(f"{first}-{last}" for first, last in report.cursor.gaps[-_GAPS_SHOWN:])
+    for one in done:
+        if one.begins:
+            found["begins"] = one.begins
     if report.waiting:
         found["waiting"] = report.waiting
     if report.stale:

@@ -25,6 +25,7 @@ from objbuf_dagster.errors import InvalidInput, JobFailed, ObjbufError
 from objbuf_dagster.lake import ENTRIES, DataFile, LakeTable, LiveFile, TableSchema
 from objbuf_dagster.lake.dead_letters import DEAD_LETTERS, QUARANTINE, RangeLetters
 from objbuf_dagster.lake.decoded_from import file_name
+from objbuf_dagster.lake.kept_for import Owner, TakesOver
 from objbuf_dagster.protocol import RangeObject
 from objbuf_dagster.ranges import SequenceRange, range_of
 from objbuf_dagster.spark import tasks
@@ -102,18 +103,22 @@ def land_decoded(
     run_id: str | None = None,
     dry_run: bool = False,
     new_letters: bool = True,
+    takes_over: TakesOver = "older",
 ) -> Iterator[DecodedRange | Failed]:
     """Put exactly what the decoder makes of these ranges into `table` and `dead_letters`, in place of what is there.
 
     entries: the table that they have landed in; a range that is not there fails.
     planned: the ranges, whose objects may be gone: their epoch is told as 0 then.
     table: has the columns of `typed_schema(decoder)`; dead_letters: those of DEAD_LETTERS. Other decoders' letters of
-        the same ranges are left alone; two assets that use the same decoder need a table of dead letters each.
+        the same ranges are left alone. Two assets that use decoders of the same name for tables of their own need a
+        table of dead letters each: a range with letters that were kept for another table fails with InvalidInput.
     on_error: `dead_letter` keeps an entry that fails. `fail` fails its range with DecodingFailed, nothing is committed.
         `skip` drops and counts it. With either of these a range that succeeds has no dead letters afterwards.
     dry_run: do everything but the commits, and delete the files again.
     new_letters: False fails a range with NewLetters, and commits nothing, if an entry that is no dead letter would
         become one.
+    takes_over: which letters that were kept for another table become this one's all the same: those of an `older`
+        version of the decoder, `nothing`, or `anything`, for a table that was renamed.
 
     All ranges are one Spark job; outcomes come in the order given, and one that fails does not stop the others. If
     Spark ends the job, each range gets one of its own. Safe to repeat, whatever happened.
@@ -138,7 +143,7 @@ def land_decoded(
         raise InvalidInput(f"{QUARANTINE!r} is the name of letters for whole batches: give the decoder another")
     job = uuid.uuid4().hex
     task = DecodeTask(entries, decoder, table, dead_letters, on_error, job)
-    return _Decoding(spark, task, ranges, run_id, dry_run, new_letters).outcomes()
+    return _Decoding(spark, task, ranges, run_id, dry_run, new_letters, takes_over).outcomes()
 
 
 def as_range(one: RangeObject | SequenceRange) -> SequenceRange:
@@ -154,6 +159,7 @@ class _Decoding:
     run_id: str | None
     dry_run: bool
     new_letters: bool
+    takes_over: TakesOver
 
     def outcomes(self) -> Iterator[DecodedRange | Failed]:
         started = time.perf_counter()
@@ -257,6 +263,7 @@ class _Decoding:
             metadata=words,
             may_grow=self.new_letters,
             still=lambda: self._check_landed(one, landed),
+            owner=Owner(task.table, task.decoder.version, self.takes_over),
         )
         if self.dry_run:
             both.check()

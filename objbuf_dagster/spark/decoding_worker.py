@@ -17,6 +17,7 @@ from objbuf_dagster.errors import ObjbufError, shown
 from objbuf_dagster.lake import DataFile, LakeTable
 from objbuf_dagster.lake.decoded_from import file_name
 from objbuf_dagster.lake.files import RowsWriter
+from objbuf_dagster.lake.kept_for import letters_name, mark_of
 from objbuf_dagster.lake.reading import parquet_errors
 from objbuf_dagster.protocol import BLOCK_BYTES
 from objbuf_dagster.ranges import SequenceRange
@@ -164,8 +165,10 @@ class Working:
 
     def _writer(self, table: LakeTable, schema: pa.Schema, part: str | None) -> RowsWriter:
         folder, job = table.folder(self.share.range.key, part), self.task.job
-        landed = self.share.landed if part is None else None
-        return RowsWriter(table.store, schema, lambda: f"{folder}/{file_name(job, landed)}")
+        if part is None:
+            return RowsWriter(table.store, schema, lambda: f"{folder}/{file_name(job, self.share.landed)}")
+        mark = mark_of(self.task.table)
+        return RowsWriter(table.store, schema, lambda: f"{folder}/{letters_name(mark, job)}")
 
     def _note(self, failures: pa.RecordBatch) -> None:
         self.failed += len(failures)

@@ -16,6 +16,7 @@ from objbuf_dagster.decode import Decoder
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.lake import LakeTable
 from objbuf_dagster.lake.dead_letters import QUARANTINE, count_letters, letter_keys
+from objbuf_dagster.lake.kept_for import TakesOver
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.spark.decoding import land_decoded
 from objbuf_dagster.spark.landing import Failed
@@ -55,6 +56,7 @@ def redrive(
     *,
     run_id: str | None = None,
     new_letters: bool = False,
+    renamed: bool = False,
 ) -> Iterator[Redriven | Failed]:
     """Decode the ranges that have dead letters of this decoder again, all or these; in order, a few to a Spark job.
 
@@ -64,6 +66,10 @@ def redrive(
 
     A range in which this decoder would make dead letters of other entries than before fails with NewLetters, and stays
     as it is: those have rows, perhaps of a decoder with larger limits. `new_letters` lets them become letters.
+
+    So does a range with letters that were kept for another table than `table`, whatever version they are of: they would
+    be gone from where they are looked for. Who names a table may guess wrong, so its name alone is not believed;
+    `renamed` says that it is the same table under another name.
 
     Raises InvalidInput at once.
     """
@@ -80,7 +86,8 @@ def redrive(
     send_by_value(decoder)
     wanted = None if ranges is None else [one.key for one in ranges]
     todo = sorted(count_letters(dead_letters, wanted, decoder.name).get(decoder.name, {}))
-    return _redriven(spark, entries, decoder, table, dead_letters, todo, run_id, new_letters)
+    takes_over: TakesOver = "anything" if renamed else "nothing"
+    return _redriven(spark, entries, decoder, table, dead_letters, todo, run_id, new_letters, takes_over)
 
 
 def _redriven(
@@ -92,12 +99,21 @@ def _redriven(
     todo: list[SequenceRange],
     run_id: str | None,
     new_letters: bool,
+    takes_over: TakesOver,
 ) -> Iterator[Redriven | Failed]:
     for first in range(0, len(todo), _TOGETHER):
         some = todo[first : first + _TOGETHER]
         before = {one: letter_keys(dead_letters, one.key, decoder.name) for one in some}
         decoded = land_decoded(
-            spark, entries, some, decoder, table, dead_letters, run_id=run_id, new_letters=new_letters
+            spark,
+            entries,
+            some,
+            decoder,
+            table,
+            dead_letters,
+            run_id=run_id,
+            new_letters=new_letters,
+            takes_over=takes_over,
         )
         for outcome in decoded:
             if isinstance(outcome, Failed):

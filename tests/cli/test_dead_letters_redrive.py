@@ -114,6 +114,27 @@ def test_what_succeeds_moves_and_the_rest_stays(spark: SparkSession, lake: Lake,
     assert letters_in(lake.dead_letters) == expected_letters(BETTER, lake.filled.rows())
 
 
+def test_letters_go_to_another_table_only_if_it_is_said_to_be_the_same(
+    spark: SparkSession, lake: Lake, own: str, tmp_path: Path
+) -> None:
+    other = LakeTable(tmp_path / "lake/words_lenient", lake.table.schema)
+    other.commit(SequenceRange(100, 109).key, [], epoch=1)
+    letters = letters_in(lake.dead_letters)
+    where = [str(tmp_path / "lake"), "--decoder", f"{own}:Words", "--table", "words_lenient"]
+
+    result = run("dead-letters", "redrive", *where)
+
+    assert result.exit_code == 1
+    assert f"range {key(lake, 2)} of words failed, its letters stay" in result.stderr
+    assert "name the one that they were kept for, with --table" in result.stderr
+    assert letters_in(lake.dead_letters) == letters
+
+    out = ok("dead-letters", "redrive", *where, "--renamed")
+
+    assert out.splitlines()[-1] == "moved 6 dead letters of 3 ranges, 6 still dead"
+    assert words_in(other) == expected_words(BETTER, lake.filled.rows())
+
+
 def test_one_range_is_one_range(spark: SparkSession, lake: Lake, own: str, tmp_path: Path) -> None:
     where = [str(tmp_path / "lake"), "--decoder", f"{own}:made", "--range", key(lake, 1), "--json"]
 

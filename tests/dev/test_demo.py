@@ -18,6 +18,10 @@ from objbuf_dagster.store import LocalStore
 from tests.dev.launches import CODE, environment
 from tests.spark.processes import wait_until
 
+SECOND = 10**9
+PAYLOAD = b"\x01\x02\x01\x00"
+"""As the Collector's exporter writes it: version 1, logs, OTLP protobuf, reserved."""
+
 DEMO = (sys.executable, "-m", "dev.demo")
 
 
@@ -27,7 +31,8 @@ def read(root: Path) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     with Consumer.open(LocalStore(root)) as consumer:
         while (batch := consumer.next_batch()) is not None:
-            assert all(decoder.takes(bytes(item.payload)) for item in batch.metadata)
+            assert {bytes(item.payload) for item in batch.metadata} == {PAYLOAD}
+            assert decoder.takes(PAYLOAD)
             decoded = decoder.decode(pa.array([bytes(entry) for entry in batch.entries], pa.binary()))
             assert decoded.failures == ()
             events += decoded.rows.to_pylist()
@@ -40,6 +45,7 @@ def numbers(events: list[dict[str, Any]]) -> list[int]:
 
 def test_it_ends_when_told_and_everything_is_readable(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
+    started = time.time_ns()
     demo = subprocess.Popen([*DEMO, tmp_path.as_uri()], cwd=CODE, env=environment(), stderr=subprocess.PIPE, text=True)
     wait_until(lambda: peek(store).queue_length >= 2)
     asked = time.monotonic()
@@ -52,10 +58,12 @@ def test_it_ends_when_told_and_everything_is_readable(tmp_path: Path) -> None:
     assert [one["ServiceName"] for one in events[::50]] == [
         ("checkout", "payments", "search", "sessions")[call % 4] for call in range(len(events) // 50)
     ]
-    resource = dict(events[-1]["ResourceAttributes"])
-    assert {"service.name", "service.instance.id", "_odb_gateway_received_at"} <= resource.keys()
-    kinds = dict(events[-1]["ResourceAttributeKinds"])
-    assert kinds["_odb_gateway_received_at"] == "int", "nanoseconds, as the exporter stamps them"
+    for one in events:
+        resource, kinds = dict(one["ResourceAttributes"]), dict(one["ResourceAttributeKinds"])
+        assert {"service.name", "service.instance.id"} <= resource.keys()
+        assert kinds["_odb_gateway_received_at"] == "int"
+        received = int(resource["_odb_gateway_received_at"])
+        assert started - SECOND < received < time.time_ns() + SECOND, "nanoseconds, as the exporter stamps them"
 
 
 def test_a_second_start_goes_on_behind_the_first(tmp_path: Path) -> None:

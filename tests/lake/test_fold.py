@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.lake.fold import Changes, Fold, Scope, buckets_of, checked, codes_of, state_schema
 from objbuf_dagster.lake.fold_latest import LastRow, ServiceLatest
 from objbuf_dagster.lake.fold_named import find_fold
+from objbuf_dagster.lake.state import StateTable
 from tests.decode.messages import decoded, entries_batch
 from tests.lake.services import logs_of
 from tests.lake.states import Accounts
@@ -130,10 +132,63 @@ def test_a_fold_that_breaks_its_contract_is_refused() -> None:
         "a key twice": ([good], ["a"]),
         "no row had": ([{**good, "who": "c"}],),
         "columns": ([good], [], schema.remove(1)),
+        "deleted keys with nulls": ([good], [None]),
         "nulls for total": ([{**good, "total": None}], [], pa.schema([pa.field(f.name, f.type) for f in schema])),
     }.items():
         with pytest.raises(InvalidInput, match=says):
             check(*arguments)  # type: ignore[arg-type]
+
+
+class Given(Accounts):
+    """Gives keys and values of whatever columns a test says."""
+
+    def __init__(self, key: Mapping[str, Any], value: Mapping[str, Any] | None = None) -> None:
+        self.given = key, value
+
+    def key_of(self, _: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return self.given[0]
+
+    def step(self, *_: Any) -> Mapping[str, Any] | None:
+        return self.given[1]
+
+
+LINE = pa.RecordBatch.from_pylist(
+    [{"_odb_sequence": 7, "_odb_entry_index": 2, "_odb_record_index": 0, "who": "a", "what": "put", "amount": 1}]
+)
+GOOD = {"total": 1, "count": 1, "last": "x", "sequence": 0}
+
+
+@pytest.mark.parametrize("value", [None, GOOD], ids=["deleted", "kept"])
+@pytest.mark.parametrize("key", [{"who": None}, {}], ids=["null", "left out"])
+@pytest.mark.parametrize("scope", [Scope(), Scope.of("a")], ids=["all", "a prefix"])
+def test_a_key_of_nulls_is_refused_before_anything_is_written(
+    tmp_path: Path, scope: Scope, key: Mapping[str, Any], value: Mapping[str, Any] | None
+) -> None:
+    state = StateTable(tmp_path / "state", Given(key, value), scope, buckets=4)
+    shadow = state.shadow()
+
+    with pytest.raises(InvalidInput, match=r"fold accounts breaks its contract: it gave nulls for the key's who"):
+        shadow.add([LINE])
+
+    shadow.write_out()
+    assert (shadow.files, list(tmp_path.rglob("*.parquet"))) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("fold", "says"),
+    [
+        (Given({"who": "a"}, {**GOOD, "extra": 5, "more": 6}), "failed in step .*no column for extra, more"),
+        (Given({"who": "a", "where": "b"}, GOOD), "failed in key_of .*no column for where"),
+    ],
+    ids=["value", "key"],
+)
+def test_names_that_are_no_columns_are_refused_and_not_dropped(tmp_path: Path, fold: Given, says: str) -> None:
+    shadow = StateTable(tmp_path / "state", fold, buckets=4).shadow()
+
+    with pytest.raises(InvalidInput, match=f"fold accounts 1 {says}") as raised:
+        shadow.add([LINE])
+
+    assert "at sequence 7, entry index 2" in str(raised.value)
 
 
 ROWS = st.lists(

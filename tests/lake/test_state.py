@@ -227,6 +227,76 @@ def test_sequences_that_expired_without_a_trace_are_told(world: World, tmp_path:
         world.apply()
 
 
+def test_a_state_that_begins_behind_the_first_sequence_says_so_once(world: World, tmp_path: Path) -> None:
+    """As of a buffer that was consumed otherwise before."""
+    world.ledger = ledger_with(LocalStore(tmp_path / "buffer"), SequenceRange(5, 5), SequenceRange(6, 6))
+    world.land(5, [["a1 put 4"]])
+
+    told = world.apply().begins
+
+    assert told is not None
+    assert "begins at sequence 5: what came before is in no table that it could read" in told
+    assert "rebuild the state" in told
+    world.land(6, [["a1 put 5"]])
+    assert world.apply().begins is None
+    assert world.found() == world.expected()
+    assert world.rebuild().begins == told, "it is begun again"
+
+
+def test_a_state_with_everything_has_nothing_to_say_of_its_beginning(world: World) -> None:
+    world.land(0, [["a1 put 4"]])
+    assert world.apply().begins is None
+    assert world.rebuild().begins is None
+
+
+@pytest.mark.parametrize("ranges", [(2,), (2, 3)], ids=["one range", "two"])
+def test_a_state_is_not_begun_where_all_before_has_expired_and_is_in_no_table(
+    world: World, tmp_path: Path, ranges: tuple[int, ...]
+) -> None:
+    store = LocalStore(tmp_path / "buffer")
+    world.ledger = ledger_with(store, *(SequenceRange(start, start) for start in ranges))
+    store.put(retention_path("ingest"), Retention(expired=(Mark(1, 2),)).to_bytes())
+    for start in ranges:
+        world.land(start, [["a1 put 4"]])
+
+    with pytest.raises(RebuildNeeded, match=r"sequences 0 to 1 have expired.*rebuild") as raised:
+        world.apply()
+
+    assert (raised.value.why, raised.value.first, raised.value.last) == ("expired", 0, 1)
+    assert world.state.snapshot() is None
+    assert "begins at sequence 2" in str(world.rebuild().begins), "a person has decided"
+    assert world.apply().begins is None
+    assert world.found() == world.expected()
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["in both tables", "in entries alone"])
+def test_what_expired_and_is_in_entries_is_used(world: World, tmp_path: Path, typed: bool) -> None:
+    store = LocalStore(tmp_path / "buffer")
+    world.ledger = ledger_with(store, SequenceRange(3, 3))
+    store.put(retention_path("ingest"), Retention(expired=(Mark(1, 3),)).to_bytes())
+    world.land(0, [["a1 put 1"], ["a2 put 1"], ["a3 put 1"]], typed=typed)
+    world.land(3, [["a1 put 4"]])
+
+    if not typed:
+        with pytest.raises(RebuildNeeded, match="range 000000000000-000000000002 has expired"):
+            world.apply()
+        world.rebuild()
+
+    assert world.apply().begins is None
+    assert world.found() == world.expected()
+
+
+def test_tables_that_have_some_of_what_expired_begin_where_landing_began(world: World, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "buffer")
+    world.ledger = ledger_with(store, SequenceRange(6, 6))
+    store.put(retention_path("ingest"), Retention(expired=(Mark(1, 6),)).to_bytes())
+    world.land(5, [["a1 put 4"]])
+    world.land(6, [["a1 put 5"]])
+
+    assert "begins at sequence 5" in str(world.apply().begins)
+    assert world.found() == world.expected()
+
+
 def test_a_rebuild_takes_keys_out_that_are_gone(world: World) -> None:
     world.land(0, [["a1 put 1", "b1 put 1"]])
     world.land(1, [["a1 put 4"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,50 @@ def test_data_of_other_types_than_the_schema_says_is_refused(ranges: Path) -> No
 
     change(ranges / "schema.json", retyped)
     refused(ranges, "another type of amount")
+
+
+@pytest.mark.parametrize("column", ["who", "total", "_odb_bucket"])
+def test_a_state_whose_columns_may_be_null_where_its_own_may_not_is_refused(state: Path, column: str) -> None:
+    """It would be taken, and every application would ask for a rebuild."""
+
+    def loosened(schema: Any) -> Any:
+        for field in schema["fields"]:
+            field["nullable"] = field["nullable"] or field["name"] == column
+        return schema
+
+    change(state / "schema.json", loosened)
+    refused(state, "columns are not those that its cursor says")
+
+
+@pytest.mark.parametrize("key", ["delta.invariants", "delta.generationExpression", "delta.columnMapping.id", "other"])
+@pytest.mark.parametrize("kind", ["state", "ranges"])
+def test_columns_with_rules_of_their_own_are_refused(request: pytest.FixtureRequest, kind: str, key: str) -> None:
+    export: Path = request.getfixturevalue(kind)
+
+    def ruled(schema: Any) -> Any:
+        schema["fields"][0]["metadata"] = {"comment": "who it is", key: '{"expression":{"expression":"1=0"}}'}
+        return schema
+
+    change(export / "schema.json", ruled)
+    refused(export, f"a column of its schema has {key}")
+
+
+def test_a_version_that_no_table_has_is_refused(ranges: Path) -> None:
+    change(ranges / "manifest.json", lambda manifest: {**manifest, "version": -1})
+    refused(ranges, "of no table that we know")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "cursor.json", "data"])
+@pytest.mark.timeout(60)
+def test_a_pipe_is_not_waited_for(ranges: Path, name: str) -> None:
+    """As what is unpacked from elsewhere may have one."""
+    path = next((ranges / "data").rglob("*.parquet")) if name == "data" else ranges / name
+    path.unlink()
+    os.mkfifo(path)
+    refused(ranges, f"{path.name} is no regular file")
+    if name == "cursor.json":
+        with pytest.raises(CorruptData, match="is no regular file"):
+            cursor_in(ranges)
 
 
 def test_a_schema_without_the_partitions_is_refused(ranges: Path) -> None:

@@ -144,9 +144,27 @@ def test_each_landing_ends_with_applying_what_is_due(deployed: Deployment, buffe
     last = told(deployed)[-1]
     assert sum(one["ranges_applied"] for one in told(deployed)) == 2
     assert sum(one["rows_applied"] for one in told(deployed)) == 9
-    assert (last["keys"], last["next_sequence"], last["ranges"]) == (2, 3, 2)
+    assert (last["keys"], last["first_sequence"], last["next_sequence"], last["ranges"]) == (2, 0, 3, 2)
+    assert not any("begins" in one for one in told(deployed))
     assert last["last_range"] == deployed.partitions[-1]
     assert deployed.frontier == 3
+
+
+def test_where_a_state_begins_is_told_when_it_does(deployed: Deployment, buffer: BufferResource, lake: Path) -> None:
+    produce(buffer, "shop")
+    buffer.attach(buffer.peek().epoch).ack_through(0)  # by hand, as whoever consumed the buffer before
+    produce(buffer, "till")
+    plan(buffer.place().manifests(), buffer.ledger(), Limits(max_wait=0), on_gap="skip")
+    deployed.settle()
+    produce(buffer, "till")
+    deployed.settle()
+
+    assert counts(lake) == {"till": (6, 2, 2)}
+    first, *later = told(deployed)
+    assert "begins at sequence 1" in first["begins"]
+    assert later
+    assert {one["first_sequence"] for one in (first, *later)} == {1}
+    assert not any("begins" in one for one in later)
 
 
 def test_a_run_that_was_killed_before_the_state_is_made_good_though_nobody_produces(
