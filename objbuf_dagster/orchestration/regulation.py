@@ -48,7 +48,7 @@ class Memory:
     """What is remembered between ticks. A hint: losing it costs a few ranges of a poorer size.
 
     state, gate: theirs.
-    flights: the ranges that have not landed, in order.
+    flights: the ranges that have not landed, in order; of very many, the last ones.
     ended: when the runs of ranges that landed did run, as long as other runs go on that ran beside them.
     cut_ms: when the last range was planned.
     last_ms: when its last batch was produced.
@@ -62,10 +62,15 @@ class Memory:
     last_ms: int | None = None
 
     def with_planned(self, ranges: Iterable[RangeObject]) -> Memory:
-        """The same, with these in flight too, in rising order. Those that are known already change nothing."""
-        memory, known = self, {flight.of for flight in self.flights}
+        """The same, with these in flight too, in rising order.
+
+        Those that are known already change nothing, nor do any before the newest that is known: they were dropped,
+        since so many are not remembered, and what was cut before is not the last cut.
+        """
+        newest = max((*(flight.of.start for flight in self.flights), *self.state.counted), default=-1)
+        memory = self
         for one in ranges:
-            if range_of(one) not in known:
+            if one.start > newest:
                 memory = memory._with(one)
         return memory
 
@@ -78,7 +83,7 @@ class Memory:
         flight = Flight(range_of(one), one.size, len(one.batches), arrival)
         return replace(
             self,
-            flights=tuple(sorted((*self.flights, flight), key=lambda some: some.of.start))[-_MOST_FLIGHTS:],
+            flights=(*self.flights, flight)[-_MOST_FLIGHTS:],
             cut_ms=_time_ms(one.planned_at_ms),
             last_ms=self.last_ms if last is None else _time_ms(min(max(last, self.last_ms or 0), one.planned_at_ms)),
         )
