@@ -150,6 +150,7 @@ class Steering:
     gate: from now on. note: a sentence for the log, if the gate has just closed or opened. passes: ranges that the gate
         lets through.
     is_regulated: whether the decision binds; without, the fixed limits and numbers of the sensor apply, and no gate.
+    goes_on: when a closed gate opens, in words.
     is_idle: whether nothing waits and nothing is on its way: then a closed gate holds nothing back.
     """
 
@@ -159,6 +160,7 @@ class Steering:
     note: str
     passes: float
     is_regulated: bool
+    goes_on: str = ""
     is_idle: bool = False
 
     @property
@@ -175,7 +177,7 @@ class Steering:
             return ""
         why, level = self.pressure.worst()
         what = "one range at a time is started" if self.passes else "nothing new is started"
-        return f"{what}, the pressure of {why} is {level:.2f}"
+        return f"{what}, the pressure of {why} is {level:.2f}: {self.goes_on}"
 
     @property
     def busy(self) -> str:
@@ -231,7 +233,10 @@ def steer(
         disk=disk,
     )
     cost = regulator.cost(memory.state)
-    state, changed = gate.step(memory.gate, pressure) if regulator.on else (GateState(), memory.gate.held)
+    is_ours = bool(flying or own)
+    state, changed = (
+        gate.step(memory.gate, pressure, is_idle=not is_ours) if regulator.on else (GateState(), memory.gate.held)
+    )
     decision = regulator.decide(
         memory.state,
         waiting,
@@ -246,7 +251,8 @@ def steer(
     )
     note = gate.tell(state, pressure) if changed else ""
     is_idle = not waiting.batches and not runs.tries and not living
-    return Steering(decision, pressure, state, note, gate.passes(state, pressure), regulator.on, is_idle)
+    passes = gate.passes(state, pressure, is_idle=not is_ours)
+    return Steering(decision, pressure, state, note, passes, regulator.on, gate.goes_on(), is_idle)
 
 
 def _living(regulator: Regulator, state: State, runs: Runs, now: float) -> tuple[list[Going], set[SequenceRange]]:
