@@ -89,9 +89,12 @@ class Memory:
         )
 
     def learned(self, regulator: Regulator, runs: Runs, landed: Iterable[SequenceRange], now: float) -> Memory:
-        """The same after these ranges landed; what is still running of them is learned from when it has ended."""
-        gone = {one for one in landed if one not in runs.tries or not runs.tries[one].active}
-        living, _ = _living(regulator, self.state, runs, now)
+        """The same after these ranges landed; what is still running of them is learned from when it has ended.
+
+        What hangs is waited for as long as a run may live: to ask for it costs every tick two queries.
+        """
+        living, dead = _living(regulator, self.state, runs, now)
+        gone = {one for one in landed if one not in runs.tries or not runs.tries[one].active or one in dead}
         going = [(one.since, now) for one in living if one.has_begun and one.since is not None]
         tried = {one: tries.spans for one, tries in runs.tries.items()}
         spans = [*self.ended, *(span for some in tried.values() for span in some), *going]

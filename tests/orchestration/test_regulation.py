@@ -377,6 +377,28 @@ class TestQueries:
         # then
         assert (queries, outcome.observations) == ([], [])
 
+    def test_a_run_that_hangs_after_its_range_landed_is_not_asked_for_for_ever(
+        self, regulated: Sensing, queries: list[object]
+    ) -> None:
+        # given it materialised the range, which is acked, and never ends
+        regulated.tick()
+        regulated.begin(FIRST)
+        regulated.report(FIRST)
+        regulated.later = 60
+        regulated.tick()
+        queries.clear()
+        # when it may still end: what it took is to be learned
+        regulated.tick()
+        assert len(queries) == 2
+        # when nobody believes that any more
+        regulated.later = 10 * 3600
+        regulated.tick()
+        queries.clear()
+        outcome = regulated.tick()
+        # then
+        assert (queries, outcome.observations) == ([], [])
+        assert regulated.state.regulation.flights == ()
+
     def test_learning_costs_no_query_of_its_own(self, regulated: Sensing, queries: list[object]) -> None:
         # given
         regulator = Regulator.of("balanced", min_bytes=1, max_bytes=1, expected_room=16.0)
