@@ -48,7 +48,7 @@ class Memory:
     """What is remembered between ticks. A hint: losing it costs a few ranges of a poorer size.
 
     state, gate: theirs.
-    flights: the ranges that have not landed, in order.
+    flights: the ranges that have not landed, in order; of very many, the last ones.
     ended: when the runs of ranges that landed did run, as long as other runs go on that ran beside them.
     cut_ms: when the last range was planned.
     last_ms: when its last batch was produced.
@@ -62,10 +62,15 @@ class Memory:
     last_ms: int | None = None
 
     def with_planned(self, ranges: Iterable[RangeObject]) -> Memory:
-        """The same, with these in flight too, in rising order. Those that are known already change nothing."""
-        memory, known = self, {flight.of for flight in self.flights}
+        """The same, with these in flight too, in rising order.
+
+        Those that are known already change nothing, nor do any before the newest that is known: they were dropped,
+        since so many are not remembered, and what was cut before is not the last cut.
+        """
+        newest = max((*(flight.of.start for flight in self.flights), *self.state.counted), default=-1)
+        memory = self
         for one in ranges:
-            if range_of(one) not in known:
+            if one.start > newest:
                 memory = memory._with(one)
         return memory
 
@@ -78,15 +83,18 @@ class Memory:
         flight = Flight(range_of(one), one.size, len(one.batches), arrival)
         return replace(
             self,
-            flights=tuple(sorted((*self.flights, flight), key=lambda some: some.of.start))[-_MOST_FLIGHTS:],
+            flights=(*self.flights, flight)[-_MOST_FLIGHTS:],
             cut_ms=_time_ms(one.planned_at_ms),
             last_ms=self.last_ms if last is None else _time_ms(min(max(last, self.last_ms or 0), one.planned_at_ms)),
         )
 
     def learned(self, regulator: Regulator, runs: Runs, landed: Iterable[SequenceRange], now: float) -> Memory:
-        """The same after these ranges landed; what is still running of them is learned from when it has ended."""
-        gone = {one for one in landed if one not in runs.tries or not runs.tries[one].active}
-        living, _ = _living(regulator, self.state, runs, now)
+        """The same after these ranges landed; what is still running of them is learned from when it has ended.
+
+        What hangs is waited for as long as a run may live: to ask for it costs every tick two queries.
+        """
+        living, dead = _living(regulator, self.state, runs, now)
+        gone = {one for one in landed if one not in runs.tries or not runs.tries[one].active or one in dead}
         going = [(one.since, now) for one in living if one.has_begun and one.since is not None]
         tried = {one: tries.spans for one, tries in runs.tries.items()}
         spans = [*self.ended, *(span for some in tried.values() for span in some), *going]
@@ -145,6 +153,7 @@ class Steering:
     gate: from now on. note: a sentence for the log, if the gate has just closed or opened. passes: ranges that the gate
         lets through.
     is_regulated: whether the decision binds; without, the fixed limits and numbers of the sensor apply, and no gate.
+    goes_on: when a closed gate opens, in words.
     is_idle: whether nothing waits and nothing is on its way: then a closed gate holds nothing back.
     """
 
@@ -154,6 +163,7 @@ class Steering:
     note: str
     passes: float
     is_regulated: bool
+    goes_on: str = ""
     is_idle: bool = False
 
     @property
@@ -170,7 +180,7 @@ class Steering:
             return ""
         why, level = self.pressure.worst()
         what = "one range at a time is started" if self.passes else "nothing new is started"
-        return f"{what}, the pressure of {why} is {level:.2f}"
+        return f"{what}, the pressure of {why} is {level:.2f}: {self.goes_on}"
 
     @property
     def busy(self) -> str:
@@ -226,7 +236,10 @@ def steer(
         disk=disk,
     )
     cost = regulator.cost(memory.state)
-    state, changed = gate.step(memory.gate, pressure) if regulator.on else (GateState(), memory.gate.held)
+    is_ours = bool(flying or own)
+    state, changed = (
+        gate.step(memory.gate, pressure, is_idle=not is_ours) if regulator.on else (GateState(), memory.gate.held)
+    )
     decision = regulator.decide(
         memory.state,
         waiting,
@@ -241,7 +254,8 @@ def steer(
     )
     note = gate.tell(state, pressure) if changed else ""
     is_idle = not waiting.batches and not runs.tries and not living
-    return Steering(decision, pressure, state, note, gate.passes(state, pressure), regulator.on, is_idle)
+    passes = gate.passes(state, pressure, is_idle=not is_ours)
+    return Steering(decision, pressure, state, note, passes, regulator.on, gate.goes_on(), is_idle)
 
 
 def _living(regulator: Regulator, state: State, runs: Runs, now: float) -> tuple[list[Going], set[SequenceRange]]:

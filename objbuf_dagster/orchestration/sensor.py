@@ -8,6 +8,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from objbuf_dagster.buffer.metrics import Metrics
+from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration.host import RunHost
 from objbuf_dagster.orchestration.runs import run_key
 from objbuf_dagster.orchestration.settings import SensorSettings
@@ -44,9 +45,14 @@ def range_sensor(
 
     It is on by default. Its first tick, and the first one after its cursor was reset, takes the buffer over. `host` is
     where its runs are; without one, memory and disk hold nothing back. `metrics` gets the regulator's gauges. `states`
-    are assets of the job that hold a state: they get a run of their own when one was left behind.
+    are assets of the job that hold a state: they get a run of their own when one was left behind. Raises InvalidInput
+    for an interval that the regulator cannot work with, which would otherwise fail every tick.
     """
     chosen = settings or SensorSettings()
+    try:
+        chosen.regulation(float(interval_seconds))
+    except InvalidInput as error:
+        raise InvalidInput(f"the sensor's interval cannot be {interval_seconds} seconds: {error}") from error
     name = f"{source.name}_sensor"
     kept = Kept(metrics=metrics or Metrics())
     partitions = source.partitions

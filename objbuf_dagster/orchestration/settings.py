@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.ranges import Limits
 from objbuf_dagster.ranges.gate import Gate
 from objbuf_dagster.ranges.regulator import Profile, Regulator
@@ -45,6 +45,7 @@ class SensorSettings:
     on_gap: Literal["fail", "skip"] = "fail"
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if min(self.max_in_flight, self.max_ahead, self.max_attempts) < 1 or not 0 <= self.retry_seconds < math.inf:
             raise InvalidInput(f"a sensor needs room for a range and an attempt, and no negative time: {self}")
         if self.on_gap not in ("fail", "skip"):
@@ -81,8 +82,23 @@ class SensorSettings:
         )
         return regulator, self.gate or roomy
 
+    def _check_kinds(self) -> None:
+        """What is nearly right (False, an empty name) must not be taken for what is not given."""
+        names = (*get_args(Profile), "off")
+        given = self.regulator
+        if not (given is None or isinstance(given, Regulator) or (isinstance(given, str) and given in names)):
+            raise InvalidInput(
+                f"the sensor's regulator is {', '.join(names)}, a Regulator or None, not {shown(repr(given))}; for "
+                "other numbers, give Regulator.of('balanced', ...)"
+            )
+        for name, kind in (("gate", Gate), ("limits", Limits)):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, kind)):
+                what = f"{kind.__name__}(...), with the numbers that are to differ, or None"
+                raise InvalidInput(f"the sensor's {name} is {what}, not {shown(repr(value))}")
+
     def _chosen(self) -> Regulator:
-        chosen = self.regulator or ("balanced" if self.limits is None else "off")
+        chosen = ("balanced" if self.limits is None else "off") if self.regulator is None else self.regulator
         if isinstance(chosen, Regulator):
             return chosen
         return Regulator(on=False) if chosen == "off" else Regulator.of(chosen)

@@ -96,7 +96,11 @@ class Tick:
     states: tuple[dg.AssetKey, ...] = ()
 
     def run(self, cursor_text: str | None) -> TickResult:
-        """Raises, with nothing changed by us, if the buffer is not ours or the cursor is none of ours."""
+        """Raises, with nothing changed by us, if the buffer is not ours or the cursor is none of ours.
+
+        Of a tick that raises, Dagster keeps neither cursor nor requests: as long as ticks fail nothing is started, and
+        the gate stays as the last one left it that did not. What has changed since is told by the first that does not.
+        """
         identity = self.buffer.identity()
         if not cursor_text:
             return self._take_over(identity)

@@ -8,10 +8,17 @@ A run takes its memory only some time after it began, when it has started Spark 
 runs that are young, and a backlog does not start more of them in one tick than will fit. That is no pressure yet, and
 closes nothing.
 
-Where nothing of ours is in flight, waiting lowers nothing: then the gate opens below `pause_above` already. Otherwise a
-machine that others keep at 0.7 would hold us back for ever, after one moment above 0.8. And where they keep its memory
-above that, up to `stop_above`, one range at a time passes the closed gate. A full disk lets nothing pass: what is
-written there stays, and only a person makes room.
+There are two exceptions, both only while none of ours is in flight: no run of a range that is not acked. A run that
+lands acked ranges again (a backfill) is one of the others, since it may go on for a day. Then waiting lowers nothing,
+and
+
+- the gate opens below `pause_above` already. Otherwise a machine that others keep at 0.7 would hold us back for ever,
+  after one moment above 0.8.
+- where memory alone is at `pause_above` or more, and below `stop_above`, one range passes the closed gate, and the next
+  one when that has ended. A laptop at 0.82 would never land anything otherwise.
+
+A full disk lets nothing pass: what is written there stays, and only a person makes room. `stop_above=pause_above` takes
+the second exception out: at `pause_above` nothing new is started, whatever is in flight.
 
 `step` is a pure function. The readers look at the machine they run on, below a `root` that tests can give: for runs
 elsewhere (a cluster, pods), pass no memory and no disk, since those of the sensor's host say nothing of theirs.
@@ -92,10 +99,12 @@ class GateState:
 class Gate:
     """The settings. Refused with InvalidInput if out of range.
 
-    pause_above: pressure at which nothing new is started, up to 1.
-    resume_below: pressure at which work goes on, below pause_above.
-    stop_above: memory from which on not even one range at a time is started where others keep it above pause_above: a
-        run would bring the machine down. Up to pause_above it means that none ever is.
+    pause_above: pressure at which nothing new is started, up to 1; but see stop_above.
+    resume_below: pressure at which work goes on, below pause_above. While none of ours is in flight, it goes on below
+        pause_above.
+    stop_above: memory from which on nothing is started at all: a run would bring the machine down. From pause_above up
+        to it, one range at a time is started while none of ours is in flight, if it is memory alone that is so high.
+        The same as pause_above, or less, starts none there.
     max_ranges: in flight, whoever started them, that are a pressure of 1. Above what the sensor itself keeps in flight.
     max_bytes: of the ranges in flight that are not acked, that are a pressure of 1. A run that lands acked ranges again
         (a backfill) is one of `max_ranges`, whatever its bytes: they are in no manifest any more.
@@ -178,40 +187,51 @@ class Gate:
         left = min(self.pause_above * limit - used for used, limit in memory) - young * each
         return max(0 if running else 1, math.floor(left / each))
 
-    def step(self, state: GateState, pressure: Pressure) -> tuple[GateState, bool]:
-        """The state from now on, and whether it changed: a change is told once, not at every tick."""
+    def step(self, state: GateState, pressure: Pressure, *, is_idle: bool = False) -> tuple[GateState, bool]:
+        """The state from now on, and whether it changed: a change is told once, not at every tick.
+
+        `is_idle`: whether none of ours is in flight.
+        """
         why, level = pressure.worst()
         if not state.held and level >= self.pause_above:
             return GateState(True, why), True
-        is_idle = pressure.ranges == 0
         if state.held and (level <= self.resume_below or (is_idle and level < self.pause_above)):
             return GateState(), True
         return state, False
 
-    def passes(self, state: GateState, pressure: Pressure) -> float:
-        """Ranges that may be started, as far as the gate is about it."""
+    def passes(self, state: GateState, pressure: Pressure, *, is_idle: bool = False) -> float:
+        """Ranges that may be started, as far as the gate is about it. `is_idle`: as of `step`."""
         if not state.held:
             return math.inf
-        is_idle = pressure.ranges == 0
-        if not is_idle or (pressure.memory or 0.0) >= self.stop_above:
-            return 0
-        return 1 if replace(pressure, memory=None).worst()[1] < self.pause_above else 0
+        return 1 if is_idle and self._is_only_memory(pressure) else 0
+
+    def _is_only_memory(self, pressure: Pressure) -> bool:
+        """Whether nothing but memory is near its limit, and that not too near for a run."""
+        return (pressure.memory or 0.0) < self.stop_above and (
+            replace(pressure, memory=None).worst()[1] < self.pause_above
+        )
+
+    def goes_on(self) -> str:
+        """When what is held back is started again, in words."""
+        return f"it goes on at {self.resume_below:g}, or below {self.pause_above:g} when none of ours is in flight"
 
     def tell(self, state: GateState, pressure: Pressure) -> str:
         """A sentence for who reads the log."""
         why, level = pressure.worst()
-        if state.held:
-            meanwhile = {
-                "memory": f"Until then, one range at a time is started when nothing is in flight, up to "
-                f"{self.stop_above:g}",
-                "disk": "Free some space on the lake's disk: nothing else will",
-            }.get(why, "What is in flight lowers it when it ends")
-            return (
-                f"nothing new is started: the pressure of {why} is {level:.2f}, and {self.pause_above:g} was "
-                f"reached. It goes on at {self.resume_below:g}, or below {self.pause_above:g} when nothing is in "
-                f"flight. {meanwhile}. What runs finishes, and is acked"
+        if not state.held:
+            return f"new ranges are started: the pressure is {level:.2f}, of {why}"
+        meanwhile = "What is in flight lowers it when it ends"
+        if why == "disk":
+            meanwhile = "Free some space on the lake's disk: nothing else will"
+        elif why == "memory":
+            up_to = (
+                f"one range at a time is started when none of ours is in flight, below {self.stop_above:g} of memory"
             )
-        return f"new ranges are started: the pressure is {level:.2f}, of {why}"
+            meanwhile = f"Until then, {up_to if self.stop_above > self.pause_above else 'nothing is started at all'}"
+        return (
+            f"nothing new is started: the pressure of {why} is {level:.2f}, and {self.pause_above:g} was reached; "
+            f"{self.goes_on()}. {meanwhile}. What runs finishes, and is acked"
+        )
 
 
 def memory_use(root: Path = Path("/")) -> list[tuple[float, float]]:

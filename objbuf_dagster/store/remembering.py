@@ -1,4 +1,8 @@
-"""A store that remembers one object: who looks at it again and again is sent its bytes only when they are others."""
+"""A store that remembers one object: who looks at it again and again is sent its bytes only when they are others.
+
+Up to 64 MiB: a larger one is sent each time. A manifest of that size has about 900,000 batches in its queue, fewer with
+much metadata: a buffer that nobody lands, or lands too slowly, and not one that is idle.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ _MOST_BYTES = 64 << 20
 
 class RememberingStore(Store):
     """Passes calls on to `inner`; a `get` of `path` asks only whether the object changed since the last one.
+
+    One that is too large to be remembered is given as it is, each time.
 
     What is remembered is in `memory`, under `name`, which tells this object from those of other stores: who keeps the
     mapping keeps it for the next store of this kind. It always is what `inner` would have given, as of now.

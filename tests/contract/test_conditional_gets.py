@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from objbuf_dagster.errors import CorruptData, NotFound
-from objbuf_dagster.store import Blob, Conflict, MemoryStore, RememberingStore, Store
+from objbuf_dagster.store import Blob, Conflict, MemoryStore, RememberingStore, Store, remembering
 from tests.support.counting import CountingStore
 
 
@@ -92,6 +92,17 @@ def test_an_object_is_read_once_until_it_changes() -> None:
 
     assert {store.get("object").data for _ in range(5)} == {b"one"}
     assert counting.calls == {("get", "object"): 1, ("unchanged", "object"): 4}
+
+
+def test_an_object_that_is_too_large_to_be_remembered_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembering, "_MOST_BYTES", 3)
+    counting, memory = CountingStore(MemoryStore()), dict[str, Blob]()
+    counting.put("object", b"four")
+    store = RememberingStore(counting, "object", "this one", memory)
+    counting.reset()
+
+    assert {store.get("object").data for _ in range(3)} == {b"four"}
+    assert (counting.calls, memory) == ({("get", "object"): 3}, {})
 
 
 def test_what_was_remembered_of_another_store_is_not_used() -> None:

@@ -1,9 +1,9 @@
 """A producer as a process of its own, which writes down what it sends and what it was told is durable.
 
-`python -m tests.e2e.producing URL LEDGER CALLS PER_SECOND PADDING [GATE]` makes so many calls, with so many bytes of
-noise in each entry, once the file GATE is there, and ends when it gets a SIGTERM. The ledger holds a line of JSON for
-each call before it is made, its texts, and one for each entry once it is durable: sequence, index, text. A producer
-that is killed leaves one that is true.
+`python -m tests.e2e.producing URL LEDGER CALLS PER_SECOND PADDING FLUSH_BYTES [GATE]` makes so many calls, with so many
+bytes of noise in each entry, once the file GATE is there, and ends when it gets a SIGTERM. A batch is done after a
+second, or so many bytes. The ledger holds a line of JSON for each call before it is made, its texts, and one for each
+entry once it is durable: sequence, index, text. A producer that is killed leaves one that is true.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tests.support.s3 import S3Location
 CALL_ENTRIES = 20
 CALLS_PER_SECOND = 10
 FLUSH_SECONDS = 1.0
+FLUSH_BYTES = 64 << 20
 OTHERS = 5
 """One call in so many sends plain texts, which are none of the exporter's: they become dead letters."""
 MOST_CALLS = 80
@@ -42,7 +43,15 @@ Entry = tuple[int, int, str]
 """Sequence, index in its batch, text."""
 
 
-def produce(url: str, ledger: Path, calls: int, per_second: float, padding: int, gate: Path | None = None) -> None:
+def produce(
+    url: str,
+    ledger: Path,
+    calls: int,
+    per_second: float,
+    padding: int,
+    flush_bytes: int = FLUSH_BYTES,
+    gate: Path | None = None,
+) -> None:
     told: list[int] = []
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
@@ -59,7 +68,9 @@ def produce(url: str, ledger: Path, calls: int, per_second: float, padding: int,
                     out.write(json.dumps([durable.sequence, index, text]) + "\n")
                 out.flush()
 
-        with Producer(open_store(url), compression="zstd", flush_interval=FLUSH_SECONDS) as producer:
+        with Producer(
+            open_store(url), compression="zstd", flush_interval=FLUSH_SECONDS, flush_size_bytes=flush_bytes
+        ) as producer:
             number, due = 0, time.monotonic()
             while not told and os.getppid() == parent:  # tests that are killed leave nothing
                 time.sleep(max(0.0, due - time.monotonic()))
@@ -86,6 +97,7 @@ def start(
     per_second: float = CALLS_PER_SECOND,
     padding: int = 0,
     gate: Path | None = None,
+    flush_bytes: int = FLUSH_BYTES,
     /,
     **variables: str,
 ) -> subprocess.Popen[bytes]:
@@ -94,7 +106,7 @@ def start(
     gate: the file that it waits for when it is ready. Before that it has no ledger.
     """
     command = [sys.executable, "-m", "tests.e2e.producing", url, str(ledger)]
-    command += [str(calls), str(per_second), str(padding), *([] if gate is None else [str(gate)])]
+    command += [*map(str, (calls, per_second, padding, flush_bytes)), *([] if gate is None else [str(gate)])]
     return subprocess.Popen(command, cwd=CODE, env=environment(**variables))
 
 
@@ -136,5 +148,6 @@ if __name__ == "__main__":
         int(sys.argv[3]),
         float(sys.argv[4]),
         int(sys.argv[5]),
-        *map(Path, sys.argv[6:]),
+        int(sys.argv[6]),
+        *map(Path, sys.argv[7:]),
     )

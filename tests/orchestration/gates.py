@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
-from dagster._core.storage.tags import PARTITION_NAME_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    PARTITION_NAME_TAG,
+)
 
 from objbuf_dagster.orchestration.host import RunHost
 from objbuf_dagster.orchestration.tick import TickResult
@@ -38,6 +42,9 @@ def numbers(outcome: TickResult) -> dict[str, Any]:
     (event,) = outcome.observations
     return {name: value.value for name, value in event.metadata.items()}
 
+
+MANY = {ASSET_PARTITION_RANGE_START_TAG: key(10**6, 10**6), ASSET_PARTITION_RANGE_END_TAG: key(10**7, 10**7)}
+"""Of a run that lands many ranges, one after the other, all of them acked long ago."""
 
 OF_ENTRIES = frozenset({ENTRIES})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from objbuf_dagster.ranges import Limits
 from objbuf_dagster.ranges.gate import Gate
 from objbuf_dagster.ranges.regulator import Regulator
 from tests.orchestration.deployments import Deployment, deployment
-from tests.orchestration.gates import OF_ENTRIES, SMALL, Machine, backfill, numbers
+from tests.orchestration.gates import MANY, OF_ENTRIES, SMALL, Machine, backfill, numbers
 from tests.orchestration.sensing import Sensing, key, keys, produce, sensing
 
 
@@ -29,18 +30,18 @@ def test_under_pressure_nothing_new_is_started_and_all_that_runs_is_acked(
 ) -> None:
     # given
     gated.host = machine
-    other = backfill(gated)
-    # when one range lands, one fails, others wait, and something runs
+    # when one range lands, one runs, and others wait
     gated.land(key(0, 1))
-    gated.fail(key(2, 3))
+    gated.begin(key(2, 3))
     held = gated.tick()
     # then
     assert (held.runs, held.partitions, gated.frontier) == ([], [], 2)
     assert numbers(held)["held"] == 1
     assert numbers(held)["pressure"] >= 0.8
     assert f"nothing new is started, the pressure of {why} is 0." in held.sentence
-    # when it is over
-    gated.instance.report_run_canceled(other)
+    assert "it goes on at 0.65, or below 0.8 when none of ours is in flight" in held.sentence
+    # when it is over, and the one that ran has failed
+    gated.fail(key(2, 3))
     gated.host = Machine()
     resumed = gated.tick()
     # then: what failed comes first
@@ -129,6 +130,50 @@ def test_a_backfill_leaves_a_run_to_what_is_new() -> None:
         # then it is waited for, and that is what is said
         assert outcome.runs == []
         assert "1 batch waits: 3 runs go on, and more at once would only slow each other" in outcome.sentence
+
+
+@pytest.mark.parametrize("used", [0.7, 0.85], ids=["below pause_above", "that others keep full"])
+def test_a_backfill_does_not_keep_the_gate_closed_for_what_is_new(gated: Sensing, used: float) -> None:
+    # given it closed, and only a backfill is left, with memory where it was before that
+    backfill(gated, MANY)
+    gated.host = Machine(used=0.9)
+    gated.tick()
+    gated.land(key(0, 1))
+    gated.land(key(2, 3))
+    gated.host = Machine(used=used)
+    for hours in (1, 5, 23):
+        gated.later = hours * 3600
+        # when
+        (started,) = keys(gated.tick())[:1]
+        # then
+        gated.begin(started)
+        # when one of ours is there, a closed gate stays closed
+        closed = gated.state.regulation.gate.held
+        assert closed == (used >= 0.8)
+        produce(gated.store, 2, size=989)
+        if closed:
+            assert gated.tick().runs == []
+        for one in gated.partitions:
+            if gated.is_running(one):
+                gated.land(one)
+
+
+def test_with_stop_above_at_pause_above_nothing_is_started_there_whatever_is_in_flight(gated: Sensing) -> None:
+    # given
+    gated.settings = dataclasses.replace(gated.settings, gate=Gate(stop_above=0.8))
+    gated.host = Machine(used=0.82)
+    told = gated.tick().note
+    assert told.endswith("Until then, nothing is started at all. What runs finishes, and is acked")
+    # when none of ours is in flight
+    gated.land(key(0, 1))
+    gated.land(key(2, 3))
+    held = gated.tick()
+    # then
+    assert (held.runs, gated.frontier) == ([], 4)
+    assert "nothing new is started, the pressure of memory is 0.82" in held.sentence
+    # when memory is free again
+    gated.host = Machine(used=0.79)
+    assert keys(gated.tick()) != []
 
 
 def test_what_waits_for_memory_says_so() -> None:

@@ -277,6 +277,29 @@ def test_a_clock_that_was_ahead_for_one_tick_is_forgotten_with_the_next_range() 
     assert memory.flights[-1].arrival_seconds == 15.0
 
 
+def test_more_ranges_than_are_remembered_leave_the_last_cut_where_it_was() -> None:
+    # given 300 open ranges, cut one after the other
+    ranges = [range_at(start, 1_000_000 + start * 10_000, 999_000 + start * 10_000) for start in range(300)]
+    memory = Memory().with_planned(ranges)
+    assert (memory.cut_ms, memory.last_ms) == (3_990_000, 3_989_000)
+    assert [flight.of.start for flight in memory.flights] == list(range(44, 300))
+    # when the next ticks see them again
+    for _ in range(3):
+        assert memory.with_planned(ranges) == memory
+    # when those that are remembered land, and the first ones do not
+    landed = [flight.of for flight in memory.flights]
+    tries = {one: Attempts(count=1, spans=((4000.0, 4010.0),)) for one in landed}
+    memory = memory.learned(Regulator(), Runs(tries), landed, now=4020)
+    assert memory.flights == ()
+    memory = memory.with_planned(ranges[:44])
+    # then
+    assert (memory.cut_ms, memory.last_ms) == (3_990_000, 3_989_000)
+    # when one more is cut
+    memory = memory.with_planned([*ranges[:44], range_at(300, 4_100_000, 4_099_000)])
+    # then it is in flight, and arrived in the time since the last one
+    assert [(flight.of.start, flight.arrival_seconds) for flight in memory.flights] == [(300, 110.0)]
+
+
 def test_times_that_no_clock_shows_are_kept_within_bounds() -> None:
     for planned in (-(2**63), 2**63 - 1):
         memory = Memory().with_planned([range_at(0, planned, planned)])
@@ -353,6 +376,28 @@ class TestQueries:
         outcome = regulated.tick()
         # then
         assert (queries, outcome.observations) == ([], [])
+
+    def test_a_run_that_hangs_after_its_range_landed_is_not_asked_for_for_ever(
+        self, regulated: Sensing, queries: list[object]
+    ) -> None:
+        # given it materialised the range, which is acked, and never ends
+        regulated.tick()
+        regulated.begin(FIRST)
+        regulated.report(FIRST)
+        regulated.later = 60
+        regulated.tick()
+        queries.clear()
+        # when it may still end: what it took is to be learned
+        regulated.tick()
+        assert len(queries) == 2
+        # when nobody believes that any more
+        regulated.later = 10 * 3600
+        regulated.tick()
+        queries.clear()
+        outcome = regulated.tick()
+        # then
+        assert (queries, outcome.observations) == ([], [])
+        assert regulated.state.regulation.flights == ()
 
     def test_learning_costs_no_query_of_its_own(self, regulated: Sensing, queries: list[object]) -> None:
         # given

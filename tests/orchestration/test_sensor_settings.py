@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration import BufferSource, SensorSettings
+from objbuf_dagster.orchestration.sensor import landing_job, range_sensor
 from objbuf_dagster.ranges import Limits
 from objbuf_dagster.ranges.gate import Gate
 from objbuf_dagster.ranges.regulator import Regulator
+
+
+def brief(value: object) -> str:
+    return repr(value)[:12]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +87,34 @@ def test_a_regulator_that_is_not_on_is_off_and_may_have_the_limits() -> None:
         SensorSettings(regulator=own, limits=Limits(6, 6, 6))
 
 
-def test_a_profile_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="profile is throughput, balanced, low_latency, not 'fast'"):
-        SensorSettings(regulator="fast")  # type: ignore[arg-type]
+@pytest.mark.parametrize("given", ["fast", "", "Off", False, True, 0, ["balanced"], {}, Gate()], ids=brief)
+def test_a_regulator_that_is_none_is_refused_with_what_may_be_given(given: Any) -> None:
+    may_be = r"regulator is throughput, balanced, low_latency, off, a Regulator or None, not "
+    for limits in (None, Limits()):
+        with pytest.raises(InvalidInput, match=may_be + re.escape(repr(given)[:20])):
+            SensorSettings(regulator=given, limits=limits)
+
+
+@pytest.mark.parametrize("regulator", [None, "off", "balanced"])
+@pytest.mark.parametrize("given", ["nonsense", "", 3, False, {}, Limits()], ids=brief)
+def test_a_gate_that_is_none_is_refused_also_where_none_applies(given: Any, regulator: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"gate is Gate\(\.\.\.\), .* or None, not "):
+        SensorSettings(gate=given, regulator=regulator)
+
+
+@pytest.mark.parametrize("given", [0, "", {"max_batches": 7}, Gate()], ids=brief)
+def test_limits_that_are_none_are_refused(given: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"limits is Limits\(\.\.\.\), .* or None, not "):
+        SensorSettings(limits=given)
+
+
+@pytest.mark.parametrize("settings", [SensorSettings(), SensorSettings(regulator="off")], ids=["regulated", "off"])
+def test_an_interval_that_would_fail_every_tick_is_refused_when_the_sensor_is_made(settings: SensorSettings) -> None:
+    source = BufferSource()
+    job = landing_job(source, [])
+    with pytest.raises(InvalidInput, match=r"interval cannot be 20000000 seconds: .*tick_seconds must be"):
+        range_sensor(source, job, settings, interval_seconds=20_000_000)
+    assert range_sensor(source, job, settings, interval_seconds=86_400).minimum_interval_seconds == 86_400
 
 
 @pytest.mark.parametrize("limits", [{"max_batches": 0}, {"max_bytes": 0}, {"max_wait": -1}], ids=str)

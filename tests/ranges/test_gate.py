@@ -19,11 +19,11 @@ BUSY = 0.25
 """Of the ranges: some are in flight."""
 
 
-def walk(*levels: float, ranges: float | None = BUSY) -> list[tuple[bool, bool]]:
+def walk(*levels: float, is_idle: bool = False) -> list[tuple[bool, bool]]:
     """Held or not, and changed or not, after each level of memory."""
     state, found = GateState(), []
     for level in levels:
-        state, changed = GATE.step(state, Pressure(memory=level, ranges=ranges))
+        state, changed = GATE.step(state, Pressure(memory=level, ranges=BUSY), is_idle=is_idle)
         found.append((state.held, changed))
     return found
 
@@ -49,32 +49,46 @@ def test_in_between_it_stays_as_it_is() -> None:
         assert GATE.step(held, Pressure(memory=level, ranges=BUSY)) == (held, False)
 
 
-def test_with_nothing_in_flight_it_does_not_wait_for_what_others_use() -> None:
-    assert walk(0.9, 0.7, ranges=0.0) == [(True, True), (False, True)]
-    assert walk(0.9, 0.85, ranges=0.0) == [(True, True), (True, False)], "above pause_above, it stays closed"
-    assert walk(0.9, 0.7, ranges=None) == [(True, True), (True, False)], "nor where that is not known"
+def test_with_none_of_ours_in_flight_it_does_not_wait_for_what_others_use() -> None:
+    assert walk(0.9, 0.7, is_idle=True) == [(True, True), (False, True)]
+    assert walk(0.9, 0.85, is_idle=True) == [(True, True), (True, False)], "above pause_above, it stays closed"
+    assert walk(0.9, 0.7) == [(True, True), (True, False)], "nor where some are"
 
 
 @pytest.mark.parametrize(
-    ("pressure", "passes"),
+    ("pressure", "is_idle", "passes"),
     [
-        (Pressure(memory=0.94, ranges=0.0, bytes=0.0, disk=0.2), 1),
-        (Pressure(memory=0.95, ranges=0.0, bytes=0.0, disk=0.2), 0),  # a run would bring the machine down
-        (Pressure(memory=0.9, ranges=BUSY), 0),
-        (Pressure(memory=0.9, ranges=None), 0),
-        (Pressure(memory=0.1, ranges=0.0, disk=0.9), 0),
-        (Pressure(memory=0.9, ranges=0.0, disk=0.8), 0),
+        (Pressure(memory=0.94, ranges=0.0, bytes=0.0, disk=0.2), True, 1),
+        (Pressure(memory=0.94, ranges=BUSY, bytes=0.0, disk=0.2), True, 1),  # a backfill runs
+        (Pressure(memory=0.95, ranges=0.0, bytes=0.0, disk=0.2), True, 0),  # a run would bring the machine down
+        (Pressure(memory=0.9, ranges=BUSY), False, 0),
+        (Pressure(memory=0.1, ranges=0.0, disk=0.9), True, 0),
+        (Pressure(memory=0.9, ranges=0.0, disk=0.8), True, 0),
+        (Pressure(memory=0.9, ranges=0.8), True, 0),
     ],
 )
-def test_a_closed_gate_lets_one_through_where_only_memory_of_others_closes_it(pressure: Pressure, passes: int) -> None:
-    assert GATE.passes(GateState(True, "memory"), pressure) == passes
-    assert GATE.passes(GateState(), pressure) == math.inf
+def test_a_closed_gate_lets_one_through_where_only_memory_of_others_closes_it(
+    pressure: Pressure, is_idle: bool, passes: int
+) -> None:
+    assert GATE.passes(GateState(True, "memory"), pressure, is_idle=is_idle) == passes
+    assert GATE.passes(GateState(), pressure, is_idle=is_idle) == math.inf
+
+
+@pytest.mark.parametrize("stop_above", [0.8, 0.5], ids=["the same as pause_above", "below it"])
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_with_stop_above_at_pause_above_nothing_at_all_is_started_there(stop_above: float, is_idle: bool) -> None:
+    strict, state = Gate(stop_above=stop_above), GateState()
+    for level in (0.8, 0.82, 0.94, 0.95, 1.0, 0.8):
+        pressure = Pressure(memory=level, ranges=0.0, bytes=0.0, disk=0.2)
+        state, _ = strict.step(state, pressure, is_idle=is_idle)
+        assert strict.passes(state, pressure, is_idle=is_idle) == 0
+        assert "Until then, nothing is started at all" in strict.tell(state, pressure)
 
 
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("memory", "one range at a time is started when nothing is in flight"),
+        ("memory", "one range at a time is started when none of ours is in flight, below 0.95 of memory"),
         ("disk", "Free some space on the lake's disk"),
         ("bytes", "What is in flight lowers it"),
     ],
@@ -138,9 +152,9 @@ def test_room_that_the_refusal_asks_for_is_enough() -> None:
 def test_up_to_where_one_passes_can_be_set() -> None:
     nearly_full = Pressure(memory=0.93, ranges=0.0, bytes=0.0, disk=0.2)
     held = GateState(True, "memory")
-    assert Gate().passes(held, nearly_full) == 1
-    assert Gate(stop_above=0.93).passes(held, nearly_full) == 0
-    assert "up to 0.93" in Gate(stop_above=0.93).tell(held, nearly_full)
+    assert Gate().passes(held, nearly_full, is_idle=True) == 1
+    assert Gate(stop_above=0.93).passes(held, nearly_full, is_idle=True) == 0
+    assert "below 0.93" in Gate(stop_above=0.93).tell(held, nearly_full)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +219,14 @@ LEVELS = st.one_of(st.none(), st.floats(), st.floats(0, 1.2))
 
 
 @settings(REPEATABLE, max_examples=100)
-@given(st.lists(st.builds(Pressure, LEVELS, LEVELS, LEVELS, LEVELS), max_size=30))
-def test_whatever_the_pressure_it_is_held_above_open_below_and_changes_alternate(pressures: list[Pressure]) -> None:
+@given(st.lists(st.tuples(st.builds(Pressure, LEVELS, LEVELS, LEVELS, LEVELS), st.booleans()), max_size=30))
+def test_whatever_the_pressure_it_is_held_above_open_below_and_changes_alternate(
+    pressures: list[tuple[Pressure, bool]],
+) -> None:
     state = GateState()
-    for pressure in pressures:
+    for pressure, is_idle in pressures:
         before = state.held
-        state, changed = GATE.step(state, pressure)
+        state, changed = GATE.step(state, pressure, is_idle=is_idle)
         level = pressure.worst()[1]
         assert changed == (state.held != before)
         assert not math.isnan(level)

@@ -10,8 +10,22 @@ from tests.soak.sample import Sample
 _MIB = 1 << 20
 
 
-def draw(samples: Sequence[Sample], marks: dict[str, tuple[float, float]], limit: int, file: Path) -> None:
-    """Lag, budget, pressure and memory, one below the other, with the times of load shaded. Writes a PNG."""
+Times = tuple[float, float]
+
+
+def draw(
+    samples: Sequence[Sample],
+    planned: Sequence[tuple[float, int]],
+    bursts: Sequence[Times],
+    others: Times | None,
+    limit: int,
+    file: Path,
+) -> None:
+    """Lag, budget, pressure and memory, one below the other. Writes a PNG.
+
+    planned: when ranges were, and their bytes. Bursts are shaded, and in another colour the time in which others had
+    the memory.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -24,6 +38,13 @@ def draw(samples: Sequence[Sample], marks: dict[str, tuple[float, float]], limit
     budget.step(at, [one.budget / _MIB for one in samples], where="post", label="budget of a range")
     budget.step(at, [one.in_flight_bytes / _MIB for one in samples], where="post", label="in flight")
     budget.plot(at, [one.queued_bytes / _MIB for one in samples], label="not acked")
+    budget.plot(
+        [when for when, _ in planned],
+        [size / _MIB for _, size in planned],
+        label="planned ranges",
+        linestyle="",
+        marker=".",
+    )
     budget.set_ylabel("MiB")
     budget.set_yscale("symlog", linthresh=1)
     pressure.step(at, [one.pressure for one in samples], where="post", label="pressure, as the sensor saw it")
@@ -36,10 +57,14 @@ def draw(samples: Sequence[Sample], marks: dict[str, tuple[float, float]], limit
     memory.set_ylim(bottom=0)
     memory.set_xlabel("seconds")
     for plot in (lag, budget, pressure, memory):
-        for start, end in marks.values():
+        for start, end in bursts:
             plot.axvspan(start, end, color="orange", alpha=0.2)
+        if others:
+            plot.axvspan(*others, color="steelblue", alpha=0.3)
         plot.legend(loc="upper right", fontsize="small")
         plot.grid(alpha=0.3)
-    lag.set_title("producers: a trickle, and bursts (shaded) of three times what one run at a time can take")
+    lag.set_title(
+        "a trickle, and bursts (orange) of three times what one run at a time can take; others fill memory (blue)"
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=90)

@@ -9,8 +9,10 @@ trickle alone has.
 Then somebody else fills its memory for a while (`ballast.py`): new ranges are held back, at most one at a time lands,
 and all goes on when memory is free again.
 
-How large bursts were is measured, from the batches that they left. A soak that is `brief` has bursts of seconds, and is
-never behind: it shows that nothing is lost and that lag is back, and nothing of how ranges grow.
+How large bursts were is measured, from the batches that they left, and how large ranges became, from their objects:
+batches are far smaller than the largest range, so that it is the regulator that makes ranges large. A soak that is
+`brief` has bursts of seconds, and is never behind: it shows that nothing is lost and that lag is back, and nothing of
+how ranges grow.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import dagster as dg
@@ -35,18 +36,10 @@ from tests.e2e.running import Dagster
 from tests.prove.proof import Proof
 from tests.soak.memory import Group, limited
 from tests.soak.plot import draw
+from tests.soak.report import LARGEST_RANGE, LEVEL, MEMORY_LIMIT, TIMES, Planned, Report
 from tests.soak.sample import Sample, Sampler
 
-MEMORY_LIMIT = 5 << 29
-"""Of everything: Dagster's servers take a fifth of it, and a run up to half."""
-
-LARGEST_RANGE = 16 << 20
-"""So that a burst is more than a few ranges on any machine, and a soak writes less than a gigabyte."""
-
-TIMES = 3.0
-"""What bursts are of what one run at a time can take."""
-
-_BURSTS = ((0.2, 0.07), (0.5, 0.07))
+_BURSTS = ((0.2, 0.05), (0.5, 0.05))
 """When they begin and how long they take at the least, in parts of the whole time."""
 
 _BURST_RUNS = 2.0
@@ -57,15 +50,10 @@ _SHRUNK = 0.76
 _MORE = 1.15
 """The part of calls that have noise in them, what is left of noise of 64 characters, and what is sent to be sure."""
 
-_GROWN = 2.0
-"""Times what it was before the first burst: the budget of a deployment that is behind."""
+_BURST_CALLS = 4 * CALLS_PER_SECOND
+_BATCH_BYTES = 1 << 20
+"""Calls in a second of a burst, and bytes before compression after which a batch is done: so a batch is about 1 MiB."""
 
-_PAUSE_ABOVE = 0.80
-
-_LEVEL = 1.5
-"""Lag is back at the trickle's level if it is at most so many times it."""
-
-_MIB = 1 << 20
 _HELD_RUNS = 3.0
 _HELD_SECONDS = 10.0
 """How long memory stays full once ranges are held back: times of a run, and at the least."""
@@ -77,108 +65,6 @@ _PATIENCE_SECONDS = 300.0
 _TRICKLE_CALLS = 1.0
 _TRICKLE_BYTES = 200
 _MOST_CALLS = 10_000_000
-
-
-@dataclass(slots=True)
-class Report:
-    """What happened. `misses` are the promises that were not kept, in words; none is what is wanted."""
-
-    proof: Proof
-    samples: list[Sample] = field(default_factory=list)
-    bursts: dict[str, tuple[float, float]] = field(default_factory=dict)
-    limit: int = MEMORY_LIMIT
-    is_brief: bool = False
-    is_unlimited: bool = False
-    is_enforced: bool = False
-    kernel_peak: int | None = None
-    killed: int = 0
-    failed: int = 0
-    run_seconds: float = math.nan
-    burst_rate: float = math.nan
-    level: float = math.nan
-    end_level: float = math.nan
-    caught_up: bool = False
-    ballast: tuple[float, float] | None = None
-    beside: int = 0
-
-    @property
-    def held_back(self) -> int:
-        """Seconds for which ranges were, while others had the memory."""
-        start_at, end_at = self.ballast or (0.0, 0.0)
-        return sum(one.held for one in self.samples if start_at <= one.at <= end_at)
-
-    @property
-    def peak(self) -> int:
-        """Of memory that cannot be taken back."""
-        return max((one.memory for one in self.samples), default=0)
-
-    @property
-    def times(self) -> float:
-        """What bursts were, of what one run at a time can take."""
-        return self.burst_rate * self.run_seconds / LARGEST_RANGE
-
-    @property
-    def growth(self) -> float:
-        """The largest budget since the first burst, in times of the usual one before."""
-        begin = min((start for start, _ in self.bursts.values()), default=math.inf)
-        before = [one.budget for one in self.samples if one.budget > 0 and one.at < begin]
-        after = [one.budget for one in self.samples if one.at >= begin]
-        return max(after) / statistics.median(before) if before and after else math.nan
-
-    @property
-    def misses(self) -> Iterator[str]:
-        if not self.proof.holds:
-            yield f"{self.proof.lost} lost, {self.proof.doubled} doubled, {self.proof.invented} wrong"
-        if self.failed:
-            yield f"{self.failed} runs did not end well"
-        if not self.is_brief and not self.times >= TIMES:
-            yield f"bursts were {self.times:.2f} times what one run at a time can take, and not {TIMES:g}"
-        if not self.is_brief and not self.growth >= _GROWN:
-            yield f"the budget grew to {self.growth:.1f} times what it was while the deployment was behind"
-        pressures = [one for one in self.samples if one.pressure > 0]
-        busy = (one for one in pressures if one.in_flight)  # with nothing to do, there is nothing to hold back
-        if not pressures or any(one.pressure >= _PAUSE_ABOVE and not one.held for one in busy):
-            yield "pressure was not told, or held nothing back"
-        if not self.is_enforced and not self.is_unlimited:
-            yield "no control group may be made here, so nothing limited memory; --unlimited goes on without"
-        if self.killed or (self.is_enforced and self.peak > self.limit):
-            yield f"memory reached {self.peak >> 20} of {self.limit >> 20} MiB, {self.killed} processes were killed"
-        if not self.caught_up and not self.is_brief:
-            yield f"lag is {self.end_level:.0f} s, and was {self.level:.0f} s with the trickle alone"
-        yield from self._misses_of_ballast()
-        largest = max((one.budget for one in self.samples), default=0.0)
-        if largest > LARGEST_RANGE or any(one.budget <= 0 for one in self.samples if not math.isnan(one.pressure)):
-            yield f"a budget left its bounds, the largest is {largest:.0f}"
-
-    def _misses_of_ballast(self) -> Iterator[str]:
-        if self.is_enforced and not self.held_back:
-            yield "others had the memory, and nothing was held back"
-        if self.beside:
-            yield f"{self.beside} runs began beside another one while ranges were held back"
-        if self.ballast and self.samples[-1].held:
-            yield "ranges were held back until the end, although memory was free again"
-
-    def lines(self) -> Iterator[str]:
-        largest_lag = max((one.lag for one in self.samples), default=math.nan)
-        budgets = [one.budget for one in self.samples if one.budget > 0]
-        limit = "held by a control group" if self.is_enforced else "not enforced: no control group may be made here"
-        proof, times = self.proof, f"{self.times:.2f} times what one run at a time can take"
-        with_files = "not known" if self.kernel_peak is None else f"{self.kernel_peak >> 20} MiB"
-        yield f"{proof.tried:,} entries: {proof.lost} lost, {proof.doubled} doubled, {proof.invented} wrong"
-        yield f"a run takes {self.run_seconds:.1f} s; bursts were {self.burst_rate / 1e6:.2f} MB/s, {times}"
-        yield (
-            f"budget of a range: {min(budgets, default=0) / _MIB:.1f} to {max(budgets, default=0) / _MIB:.1f} MiB, "
-            f"{self.growth:.1f} times the usual one while behind; {self.failed} runs failed"
-        )
-        yield f"lag: {self.level:.0f} s with the trickle, at most {largest_lag:.0f} s, at last {self.end_level:.0f} s"
-        yield f"held back for {sum(one.held for one in self.samples)} of {len(self.samples)} s"
-        if self.ballast:
-            told = f"held back for {self.held_back} of them, and {self.beside} runs began beside another one"
-            yield f"others filled memory for {self.ballast[1] - self.ballast[0]:.0f} s: {told}"
-        yield f"memory: {self.peak >> 20} of {self.limit >> 20} MiB ({limit}), {self.killed} processes killed for it"
-        yield f"the same with pages of files, which the kernel takes back: {with_files}"
-        for miss in self.misses:
-            yield f"MISSED: {miss}"
 
 
 def soak(
@@ -205,8 +91,10 @@ def soak(
                 deployed.settle()
             finally:
                 report.samples = sampler.samples
-                marks = {**report.bursts, **({"ballast": report.ballast} if report.ballast else {})}
-                draw(report.samples, marks, report.limit, plot)
+                report.planned = _planned(deployed, time.time() - sampler.now)
+                sizes = [(one.at, one.size) for one in report.planned]
+                taken = list(sampler.samples)  # it goes on taking them
+                draw(taken, sizes, list(report.bursts.values()), report.ballast, report.limit, plot)
         if group:
             report.killed, report.kernel_peak = group.killed, group.peak
             report.beside = begun_beside(_runs(deployed.dagster, time.time() - sampler.now), report.samples)
@@ -228,8 +116,8 @@ def _load(deployed: Deployment, sampler: Sampler, report: Report, seconds: float
             report.level = _median_lag(sampler.since(warm))
             report.run_seconds = _run_seconds(deployed.dagster)
         rate = _MORE * TIMES * LARGEST_RANGE / report.run_seconds
-        padding = int(rate / CALLS_PER_SECOND / CALL_ENTRIES / _PADDED / _SHRUNK)
-        with _producing(deployed, CALLS_PER_SECOND, padding) as ledger:
+        padding = int(rate / _BURST_CALLS / CALL_ENTRIES / _PADDED / _SHRUNK)
+        with _producing(deployed, _BURST_CALLS, padding) as ledger:
             start_at = sampler.now
             time.sleep(max(lasting * seconds, 0.0 if report.is_brief else _BURST_RUNS * report.run_seconds))
         report.bursts[ledger.name] = (start_at, sampler.now)
@@ -242,7 +130,7 @@ def _load(deployed: Deployment, sampler: Sampler, report: Report, seconds: float
     window = max(20.0, seconds / 10)
     while True:
         report.end_level = _median_lag(sampler.since(sampler.now - window))
-        report.caught_up = report.end_level <= _LEVEL * report.level
+        report.caught_up = report.end_level <= LEVEL * report.level
         if report.caught_up or time.monotonic() > begun + seconds + patience:
             return
         time.sleep(1.0)
@@ -299,7 +187,7 @@ def _deployed(place: Path, group: Group | None) -> Iterator[Deployment]:
 def _producing(deployed: Deployment, per_second: float, padding: int) -> Iterator[Path]:
     ledger = deployed.place / f"producer-{len(deployed.ledgers)}"
     deployed.ledgers.append(ledger)
-    process = start(deployed.dagster.buffer.as_uri(), ledger, _MOST_CALLS, per_second, padding)
+    process = start(deployed.dagster.buffer.as_uri(), ledger, _MOST_CALLS, per_second, padding, None, _BATCH_BYTES)
     try:  # before its first call, it would die of a SIGTERM, and have sent nothing
         _wait(lambda: process.poll() is not None or (ledger.exists() and ledger.stat().st_size > 0))
         yield ledger
@@ -328,6 +216,12 @@ def _failed(dagster: Dagster) -> int:
     bad = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.CANCELING]
     with dg.DagsterInstance.from_config(str(dagster.home)) as instance:
         return len(instance.get_run_records(dg.RunsFilter(statuses=bad)))
+
+
+def _planned(deployed: Deployment, started: float) -> list[Planned]:
+    """All of them: none expires in so short a time."""
+    planned = RangeLedger(LocalStore(deployed.dagster.buffer)).list(0)
+    return [Planned(one.planned_at_ms / 1000 - started, one.size, len(one.batches)) for one in planned]
 
 
 def _burst_rate(deployed: Deployment, bursts: dict[str, tuple[float, float]]) -> float:
