@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
@@ -19,18 +20,12 @@ def last_partition(
 ) -> tuple[SequenceRange | None, RangeObject | None]:
     """The last range that Dagster knows of, which must be one of this buffer's, and its object, unless it expired.
 
-    The last by its sequences: one that was deleted and added again is the last in Dagster's list.
+    The last by its sequences: one that was deleted and added again is the last in Dagster's list. A key that is no
+    range, which somebody added by hand, is left aside, as a run of it is: no tick plans, starts or acks it.
     """
-    keys = instance.get_dynamic_partitions(str(source.partitions.name))
-    if not keys:
+    known = max(_ranges(instance.get_dynamic_partitions(str(source.partitions.name))), default=None)
+    if known is None:
         return None, None
-    try:
-        known = SequenceRange.from_key(max(keys, key=lambda key: (len(key), key)))
-    except InvalidInput as error:
-        raise InvalidInput(
-            f"the last partition of {source.partitions.name!r} is none of the sensor's, delete it: {error}. "
-            "The buffer was not taken over"
-        ) from None
     starts = ledger.starts()
     there: RangeObject | None = None
     if starts and starts[0] <= known.start:
@@ -47,6 +42,12 @@ def last_partition(
             "give it another DAGSTER_HOME, or the source another name. The buffer was not taken over"
         )
     return known, there
+
+
+def _ranges(keys: Iterable[str]) -> Iterator[SequenceRange]:
+    for key in keys:
+        with contextlib.suppress(InvalidInput):
+            yield SequenceRange.from_key(key)
 
 
 def check_chain(manifest: Manifest, tail: RangeObject | None) -> None:

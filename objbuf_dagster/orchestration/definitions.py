@@ -12,6 +12,7 @@ from objbuf_dagster.lake import CHECKS
 from objbuf_dagster.orchestration.catching_up import STATE_TAG
 from objbuf_dagster.orchestration.host import RunHost
 from objbuf_dagster.orchestration.jobs import Job, collect_job, schedules, table_checks, upkeep_job
+from objbuf_dagster.orchestration.literals import check_resources
 from objbuf_dagster.orchestration.sensor import landing_job, range_sensor
 from objbuf_dagster.orchestration.settings import SensorSettings
 from objbuf_dagster.orchestration.source import BufferSource
@@ -39,7 +40,8 @@ def buffer_definitions(
     upkeep: the lake's tables that upkeep alone looks after: of dead letters, most ranges have none.
 
     Steps run in the run's own process: hooks must be done before the run ends. Join other definitions with
-    `dg.Definitions.merge`. Raises InvalidInput for an asset of `ack_after` that is not there.
+    `dg.Definitions.merge`. Raises InvalidInput for an asset of `ack_after` that is not there, and for a resource with a
+    credential in it that is no `EnvVar`: Dagster would store it.
     """
     ranged = [one for one in assets if isinstance(one, dg.AssetsDefinition)]
     keys = {key for asset in ranged for key in asset.keys}
@@ -50,6 +52,7 @@ def buffer_definitions(
     for name, kind in ((source.name, "BufferResource"), ("lake", "LakeResource")):
         if name not in resources:
             raise InvalidInput(f"a pipeline needs the resource {name!r}: a {kind}")
+    check_resources(resources)
     land = landing_job(source, ranged)
     landed = [one.key for one in ranged if set(CHECKS) <= {check.name for check in one.check_keys}]
     if tables is None:

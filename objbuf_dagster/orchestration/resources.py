@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -19,20 +20,25 @@ from objbuf_dagster.buffer import (
 )
 from objbuf_dagster.buffer.metrics import Metrics
 from objbuf_dagster.errors import InvalidInput
+from objbuf_dagster.orchestration.literals import Guarded, check_place
 from objbuf_dagster.orchestration.s3 import settings_of
 from objbuf_dagster.protocol import DEFAULT_MAX_BYTES
 from objbuf_dagster.ranges import RangeLedger
 from objbuf_dagster.store import LocalStore, Store, check_path, open_store
 from objbuf_dagster.store.cloud import without_secrets
+from objbuf_dagster.store.showable import safe_url
 
 if TYPE_CHECKING:
     from objbuf_dagster.lake import LakeTable, TableSchema
 
 _S3_HELP = "dagster-aws' S3Resource: region, endpoint, profile and keys for an s3:// URL. Boto3's own defaults without."
-_OPTIONS_HELP = "More settings of a bucket's store, as obstore names them; secrets belong into `s3` or the environment."
+_OPTIONS_HELP = (
+    "More settings of a bucket's store, as obstore names them. What may be secret must be an `EnvVar`, or be left "
+    "to `s3` or the environment: Dagster stores all else."
+)
 
 
-class BufferResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class BufferResource(Guarded):
     """The fenced consumer of one buffer, and what belongs to it.
 
         defs = dg.Definitions(resources={"buffer": BufferResource(url="s3://bucket/events", s3=S3Resource(...))})
@@ -56,6 +62,15 @@ class BufferResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     timeout_seconds: float = Field(default=60.0, gt=0, description="Seconds that one request to a bucket may take.")
     s3: dg.ConfigurableResource | None = Field(default=None, description=_S3_HELP)  # type: ignore[type-arg]
     options: dict[str, str] = Field(default_factory=dict, description=_OPTIONS_HELP)
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> None:
+        check_place(cls.__name__, given)
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+    __str__ = __repr__
 
     def store(self) -> Store:
         return _open(self.url, self.s3, self.options, self.timeout_seconds)
@@ -110,7 +125,7 @@ class BufferResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return state_of(self.place().manifests().read(), time.time())
 
 
-class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class LakeResource(Guarded):
     """Where the tables are: each is a folder of this URL.
 
     >>> import tempfile
@@ -124,6 +139,15 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     timeout_seconds: float = Field(default=60.0, gt=0, description="Seconds that one request to a bucket may take.")
     s3: dg.ConfigurableResource | None = Field(default=None, description=_S3_HELP)  # type: ignore[type-arg]
     options: dict[str, str] = Field(default_factory=dict, description=_OPTIONS_HELP)
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> None:
+        check_place(cls.__name__, given)
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+    __str__ = __repr__
 
     def table(self, name: str, schema: TableSchema | None = None) -> LakeTable:
         """A table by its name, with these columns (those of `entries`, if none are given). Nothing is read yet."""
@@ -146,6 +170,13 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             credentials=credentials,
             timeout_seconds=self.timeout_seconds,
         )
+
+
+def _shown(resource: BufferResource | LakeResource) -> str:
+    """Neither options nor the S3Resource: they may be secrets."""
+    is_variable = isinstance(resource.url, dg.EnvVar)
+    url = f"EnvVar({resource.url!r})" if is_variable else repr(safe_url(resource.url))
+    return f"{type(resource).__name__}({url})"
 
 
 def _open(url: str, s3: Any, options: dict[str, str], timeout_seconds: float) -> Store:

@@ -16,17 +16,20 @@ from pydantic import Field, PrivateAttr
 
 from objbuf_dagster.errors import InvalidInput
 from objbuf_dagster.orchestration.host import value_of
+from objbuf_dagster.orchestration.literals import Guarded, check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+_AS_A_WHOLE = 'give it in more_config=EnvVar("NAME"), as JSON'
 
 _MEMORY = re.compile(r"([0-9]{1,15})([kmgtp]?)b?", re.ASCII)
 _SHIFTS = {"k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 """As Spark writes a size of memory; a number alone is MiB."""
 
 
-class SparkResource(LazyPySparkResource):
+class SparkResource(Guarded, LazyPySparkResource):
     """A Spark session that starts when a step first asks for it, and ends, with its JVM, with the run.
 
         SparkResource()                                                   # local[*]
@@ -38,19 +41,32 @@ class SparkResource(LazyPySparkResource):
 
     spark_config: dict[str, Any] = Field(
         default_factory=dict,
-        description="Spark's settings by name, `spark.master` and `spark.remote` among them; nested names may be maps.",
+        repr=False,
+        description="Spark's settings by name, `spark.master` and `spark.remote` among them; nested names may be maps. "
+        "None that may be a secret: Dagster stores them.",
     )
     remote: str = Field(
         default="",
+        repr=False,
         description="The address of a Spark Connect server. Given as an `EnvVar`, a token in it is stored nowhere.",
     )
     more_config: str = Field(
         default="",
+        repr=False,
         description="More settings, as a JSON object, for names that `spark_config` has not. Given as an `EnvVar`, "
         "what is secret among them is stored nowhere.",
     )
     _ends: contextlib.ExitStack = PrivateAttr(default_factory=contextlib.ExitStack)
     _log: dg.DagsterLogManager | None = PrivateAttr(default=None)
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> None:
+        check_spark(cls.__name__, "spark_config", _flat(given.get("spark_config") or {}))
+        remote, more = given.get("remote", ""), given.get("more_config", "")
+        if not isinstance(remote, dg.EnvVar):
+            check_spark(cls.__name__, "remote", {"spark.remote": remote})
+        if not isinstance(more, dg.EnvVar):
+            check_spark(cls.__name__, "more_config", _flat(_parsed(more or "{}")))
 
     @contextlib.contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Generator[SparkResource, None, None]:
@@ -120,6 +136,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             found.update(_flat(value, f"{prefix}{name}."))
+        elif isinstance(value, dg.EnvVar):
+            raise InvalidInput(f"{prefix}{name} is an EnvVar, which Dagster reads for whole fields only: {_AS_A_WHOLE}")
         else:
             found[f"{prefix}{name}"] = str(value).lower() if isinstance(value, bool) else str(value)
     return found

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os.path
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from objbuf_dagster.buffer import DEFAULT_DATA_PREFIX, DEFAULT_MANIFEST_PATH, BufferPlace
 from objbuf_dagster.errors import InvalidInput
@@ -15,6 +13,7 @@ from objbuf_dagster.protocol.model import MAX_U64
 from objbuf_dagster.ranges import SequenceRange
 from objbuf_dagster.store import open_store
 from objbuf_dagster.store.cloud import Credentials
+from objbuf_dagster.store.showable import is_showable
 
 DEFAULT_PARTITION_BYTES = 64 << 20
 
@@ -32,32 +31,6 @@ _OPTIONS = (
     "min_partitions",
 )
 _SELECT = "range=<key>[,<key>...], from=<sequence> and/or to=<sequence>, or since_frontier=true"
-_CLOUD_PREFIX = re.compile(r"^(aws|google|azure_storage|azure)_")
-_SHOWABLE = frozenset(
-    {
-        "account_name",
-        "authority_host",
-        "checksum_algorithm",
-        "conditional_put",
-        "copy_if_not_exists",
-        "default_region",
-        "disable_tagging",
-        "endpoint",
-        "endpoint_url",
-        "imdsv1_fallback",
-        "metadata_endpoint",
-        "region",
-        "request_payer",
-        "s3_express",
-        "skip_signature",
-        "unsigned_payload",
-        "use_emulator",
-        "use_fabric_endpoint",
-        "virtual_hosted_style_request",
-    }
-)
-"""Settings of a store that are no credentials and lead to none. Spark writes options into plans, its event log and its
-pages, and hides only those whose names it takes for secret; so all others are refused, whatever they are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +155,9 @@ def _is_bucket(url: str) -> bool:
 
 def _storage(url: str, options: Mapping[str, str], session: Session) -> dict[str, str]:
     for name, value in options.items():
-        if _CLOUD_PREFIX.sub("", name, count=1) not in _SHOWABLE or _has_secret(value):
+        if not is_showable(name, value):
             raise InvalidInput(
                 f"the option '{_STORAGE}{name}' may be a credential, and Spark shows options in plans and logs: give "
                 "it to register(spark, storage={...}), or set it in the environment of driver and executors"
             )
     return {**(session.storage if _is_bucket(url) else {}), **options}
-
-
-def _has_secret(value: str) -> bool:
-    """A URL with a user or a signature in it."""
-    try:
-        parts = urlsplit(value)
-    except ValueError:
-        return True
-    return "@" in parts.netloc or bool(parts.query or parts.fragment)

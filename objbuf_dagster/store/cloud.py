@@ -25,6 +25,7 @@ from objbuf_dagster.store.base import (
     check_timeout,
     folder,
 )
+from objbuf_dagster.store.showable import safe_url
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _TRANSIENT = {"408", "425", "429"}
@@ -120,7 +121,7 @@ class CloudStore(Store):
         return f"{parts.scheme}://{parts.netloc}", "".join(endpoints)
 
     def __repr__(self) -> str:
-        return f"CloudStore({_safe(self.url)!r})"  # nor the options: they may be secrets
+        return f"CloudStore({safe_url(self.url)!r})"  # nor the options: they may be secrets
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.url, *self._settings, self._part_bytes)
@@ -272,7 +273,7 @@ def _connect(url: str, options: dict[str, str], credentials: Credentials | None,
     try:
         return obstore.store.from_url(url, **settings)
     except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
-        raise InvalidInput(f"cannot use {_safe(url)} as a store: {_first_line(error)}") from None
+        raise InvalidInput(f"cannot use {safe_url(url)} as a store: {_first_line(error)}") from None
 
 
 def _check_endpoint(name: str, endpoint: str) -> None:
@@ -385,8 +386,3 @@ def _cut(text: str) -> str:
     for secret in _SECRETS:
         text = secret.sub(r"\1...", text)
     return text
-
-
-def _safe(url: str) -> str:
-    """A URL without what may be secret in it."""
-    return re.sub(r"//.*@", "//...@", re.split(r"[?#]", url)[0])

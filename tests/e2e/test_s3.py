@@ -15,7 +15,8 @@ from tests.cli.commands import environment as with_variables
 from tests.cli.commands import finish, start
 from tests.e2e.deployment import SETTINGS, Deployment
 from tests.e2e.producing import durable
-from tests.e2e.running import PATIENCE_SECONDS, UNFINISHED, quick_spark, running
+from tests.e2e.running import PATIENCE_SECONDS, UNFINISHED, is_jvm, is_run, quick_spark, running
+from tests.prove.secrets import Commands
 from tests.spark.landing import Filled, fill
 from tests.spark.rows import batch
 from tests.support.s3 import S3Location
@@ -68,9 +69,16 @@ def s3(real_s3: S3Location) -> S3Location:
 
 
 @pytest.fixture(scope="module")
-def first(s3: S3Location, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def commands() -> Iterator[Commands]:
+    """The command lines of all that the first deployment starts."""
+    with Commands(seconds=0.25) as seen:
+        yield seen
+
+
+@pytest.fixture(scope="module")
+def first(s3: S3Location, commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     place = tmp_path_factory.mktemp("s3")
-    with running(place, s3, **SETTINGS) as dagster:
+    with running(place, s3, **SETTINGS, **commands.variables) as dagster:
         yield Deployment(dagster, place)
 
 
@@ -87,6 +95,36 @@ def test_what_is_durable_in_a_bucket_is_in_its_table_exactly_once_though_a_run_w
     assert dagster.failed_ticks() == []
     assert not list(first.place.glob("lake*"))
     assert not list(first.place.glob("buffer*"))
+
+
+def test_the_secret_key_is_in_no_command_line_of_a_deployment(
+    first: Deployment, s3: S3Location, commands: Commands
+) -> None:
+    if not first.ledgers:
+        first.produce_a_few_ranges()
+    first.settle()
+    seen = sorted(command for command in commands.seen if command.strip())  # one that has ended has none
+
+    for kind in (_is_daemon, _is_code_server, _is_webserver, is_run, is_jvm, _is_worker):
+        assert any(map(kind, seen)), f"the search has not seen what {kind.__name__} tells, in {seen}"
+    secret = s3.options["secret_access_key"]
+    assert [command for command in seen if secret in command] == []
+
+
+def _is_daemon(command: str) -> bool:
+    return "dagster._daemon" in command
+
+
+def _is_code_server(command: str) -> bool:
+    return "dagster" in command and " api grpc" in command
+
+
+def _is_webserver(command: str) -> bool:
+    return "dagster_webserver" in command
+
+
+def _is_worker(command: str) -> bool:
+    return "pyspark.daemon" in command
 
 
 def _fenced(deployment: Deployment) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,11 @@ _RECORDED = Path(__file__).parent / "recorded"
 _SECONDS = 240
 
 MODULE = "github.com/opendata-oss/opendata-go"
+
+_NOT_TO_BE_HAD = re.compile(
+    rf"{re.escape(MODULE)}@\S+ reading \S+: (403 Forbidden|404 Not Found|410 Gone|no such file or directory)\b"
+)
+"""A proxy's answer about this module, or that of a directory which is one: asking again gives the same."""
 
 BY_US: list[Calls] = [[Call([b"ours 0", b""], b"us")], [Call([b"ours 1"]), Call([b"ours 2"], b"\0")]]
 BY_RUST: list[Calls] = [[Call([b"rust 0"], b"crab")], [Call([b"", b"rust 1"])]]
@@ -103,7 +109,11 @@ def _listed(objects: Mapping[str, bytes]) -> list[dict[str, str]]:
 
 
 class Unavailable(Exception):
-    """The module cannot be fetched here. Carries what Go said."""
+    """Where modules come from says that the module is not to be had. Carries what Go said."""
+
+
+class Unreachable(Exception):
+    """Nobody could say whether the module is to be had: the network, or the proxy, fails. Carries what Go said."""
 
 
 class BuildFailed(Exception):
@@ -113,18 +123,19 @@ class BuildFailed(Exception):
 def build(folder: Path, environment: Mapping[str, str]) -> Path:
     """The program, built in this folder, from a copy: go.sum and go.mod change as modules are fetched.
 
-    Raises Unavailable if the module that it is about cannot be fetched, BuildFailed whatever else goes wrong.
+    Raises Unavailable if the module that it is about is not to be had, Unreachable if that could not be asked, and
+    BuildFailed whatever else goes wrong.
     """
     for name in ("go.mod", "main.go"):
         shutil.copy(_SOURCE / name, folder)
     try:
         _go(folder, environment, "mod", "download", MODULE)
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"{MODULE}: {error}") from None
+        raise Unreachable(f"{MODULE}: {error}") from None
     except BuildFailed as error:
-        if f"{MODULE}@" in str(error):
-            raise Unavailable(str(error)) from None
-        raise
+        if f"{MODULE}@" not in str(error):
+            raise
+        raise (Unavailable if _NOT_TO_BE_HAD.search(str(error)) else Unreachable)(str(error)) from None
     program = folder / "producer"
     for arguments in (["mod", "tidy"], ["build", "-o", str(program), "."]):
         _go(folder, environment, *arguments)

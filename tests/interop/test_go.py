@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from objbuf_dagster.store import LocalStore, MemoryStore
 from tests.interop import go_producer
 from tests.interop.buffers import check_consumed, land_everything
 from tests.interop.cases import LARGE, SMALL, rows_of
+from tests.interop.conftest import built
 from tests.interop.go_producer import HELD, MODULE, PRODUCED, Recording
 from tests.spark.landing import rows_in
 
@@ -113,21 +118,86 @@ def test_go_writes_the_same_now_as_when_it_was_recorded(go_program: Path, name: 
     assert [len(data) for data in fresh.manifests] == [len(data) for data in recorded.wrote.manifests]
 
 
-# Only a module that cannot be fetched is a reason to skip the tests above.
+# Only a module that is not to be had is a reason to skip the tests above.
 
 
 def modules_from(proxy: str, place: Path, environment: dict[str, str]) -> dict[str, str]:
     """What go runs in if modules come from this proxy, without any that were fetched before."""
     own = {"GOMODCACHE": str(place / "modules"), "GOFLAGS": "-modcacherw", "GOSUMDB": "off", "GOTOOLCHAIN": "local"}
-    return {**environment, **own, "GOPROXY": proxy}
+    return {**environment, **own, "GOPROXY": proxy, "NO_PROXY": "*", "no_proxy": "*"}
 
 
-def test_a_module_that_cannot_be_fetched_is_unavailable(tmp_path: Path, go_environment: dict[str, str]) -> None:
+@contextmanager
+def proxy_answering(status: int) -> Iterator[str]:
+    """A proxy of Go modules that says this to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002, the name is the base's
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def required(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in CI."""
+    monkeypatch.setenv("CI_REQUIRE_INTEROP", "1")
+
+
+@pytest.mark.usefixtures("required")
+@pytest.mark.parametrize("status", [403, 404, 410])
+def test_a_module_that_the_proxy_has_not_is_a_skip(tmp_path: Path, go_environment: dict[str, str], status: int) -> None:
+    with proxy_answering(status) as proxy, pytest.raises(pytest.skip.Exception, match=f"{MODULE}@.* {status} "):
+        built(tmp_path, modules_from(proxy, tmp_path, go_environment))
+
+
+def test_a_module_that_a_directory_has_not_is_unavailable(tmp_path: Path, go_environment: dict[str, str]) -> None:
     for empty in ("proxy", "build"):
         (tmp_path / empty).mkdir()
 
     with pytest.raises(go_producer.Unavailable, match=MODULE):
         go_producer.build(tmp_path / "build", modules_from((tmp_path / "proxy").as_uri(), tmp_path, go_environment))
+
+
+@pytest.mark.usefixtures("required")
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_a_proxy_that_fails_is_a_failure_where_the_tests_are_required(
+    tmp_path: Path, go_environment: dict[str, str], status: int
+) -> None:
+    with proxy_answering(status) as proxy, pytest.raises(pytest.fail.Exception, match=f"{MODULE}@.* {status} "):
+        built(tmp_path, modules_from(proxy, tmp_path, go_environment))
+
+
+@pytest.mark.usefixtures("required")
+@pytest.mark.parametrize(
+    ("proxy", "said"), [("http://127.0.0.1:1", "connection refused"), ("http://nowhere.invalid", "lookup")]
+)
+def test_a_network_that_fails_is_a_failure_where_the_tests_are_required(
+    tmp_path: Path, go_environment: dict[str, str], proxy: str, said: str
+) -> None:
+    with pytest.raises(pytest.fail.Exception, match=f"{MODULE}@.*{said}"):
+        built(tmp_path, modules_from(proxy, tmp_path, go_environment))
+
+
+def test_a_network_that_fails_is_a_skip_elsewhere(
+    tmp_path: Path, go_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI_REQUIRE_INTEROP", raising=False)
+
+    with pytest.raises(pytest.skip.Exception, match="could not be asked for"):
+        built(tmp_path, modules_from("http://127.0.0.1:1", tmp_path, go_environment))
 
 
 def test_a_program_that_does_not_fit_its_module_is_a_failure_and_no_skip(

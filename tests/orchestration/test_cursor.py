@@ -411,13 +411,37 @@ def test_partitions_of_another_buffer_refuse_the_takeover(sensor: Sensing) -> No
     assert sensor.buffer.peek().epoch == 0
 
 
-def test_a_partition_that_is_no_range_refuses_the_takeover(sensor: Sensing) -> None:
-    # given a person added one
+@pytest.mark.parametrize(
+    "added",
+    [
+        "longer than the keys of ranges",
+        "000000000000-000000000001\x7f",
+        "999999999999-000000000000",
+        "9" * 12 + "-" + "9" * 90,
+    ],
+)
+def test_a_partition_that_is_no_range_is_left_aside_when_the_cursor_was_reset(sensor: Sensing, added: str) -> None:
+    # given
+    produce(sensor.store, 2)
+    sensor.tick()
+    sensor.tick()
+    # when a person has added one
+    sensor.instance.add_dynamic_partitions(str(sensor.source.partitions.name), [added])
+    sensor.cursor = None
+    # then it goes on behind the last range, and neither names nor starts the other
+    assert sensor.tick().sentence.startswith("goes on with epoch 1")
+    produce(sensor.store, 1)
+    assert keys(sensor.tick()) == [key(2, 2)]
+    assert sensor.partitions == [key(0, 1), added, key(2, 2)]
+
+
+def test_a_partition_that_is_no_range_is_left_aside_when_nothing_is_planned(sensor: Sensing) -> None:
+    # given
     sensor.instance.add_dynamic_partitions(str(sensor.source.partitions.name), ["mine"])
+    produce(sensor.store, 1)
     # then
-    with pytest.raises(InvalidInput, match=r"'buffer_ranges' is none of the sensor's, delete it: .*'mine'"):
-        sensor.tick()
-    assert sensor.buffer.peek().epoch == 0
+    assert sensor.tick().sentence.startswith("took the buffer over")
+    assert keys(sensor.tick()) == [key(0, 0)]
 
 
 def test_a_partition_that_somebody_added_refuses_the_takeover_and_is_to_be_deleted(sensor: Sensing) -> None:

@@ -71,10 +71,11 @@ class Commands:
     """The command lines of a process and of those that it starts, looked at again and again until the context ends.
 
     They are told from others by a variable that they inherit, also when their parent is gone: start the process with
-    `variables` in its environment.
+    `variables` in its environment. What ends between two looks may be missed: they are `seconds` apart.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.05) -> None:
+        self._seconds = seconds
         self.seen: set[str] = set()
         self.variables = {"TEST_COMMANDS_OF": uuid.uuid4().hex}
         self._mark = "=".join(*self.variables.items()).encode()
@@ -90,7 +91,7 @@ class Commands:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._stop.wait(0.05):
+        while not self._stop.wait(self._seconds):
             for path in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):  # it ended just now, or is another user's
                     if self._mark in (path / "environ").read_bytes():
