@@ -38,7 +38,25 @@ _OPTIONS_HELP = (
 )
 
 
-class BufferResource(Guarded):
+class _Place(Guarded):
+    """Where something is kept. Neither stored nor shown with a credential in it."""
+
+    url: str
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> None:
+        check_place(cls.__name__, given)
+
+    def __repr__(self) -> str:
+        """Without the options and the S3Resource: they may be secrets."""
+        is_variable = isinstance(self.url, dg.EnvVar)
+        url = f"EnvVar({self.url!r})" if is_variable else repr(safe_url(self.url))
+        return f"{type(self).__name__}({url})"
+
+    __str__ = __repr__
+
+
+class BufferResource(_Place):
     """The fenced consumer of one buffer, and what belongs to it.
 
         defs = dg.Definitions(resources={"buffer": BufferResource(url="s3://bucket/events", s3=S3Resource(...))})
@@ -62,15 +80,6 @@ class BufferResource(Guarded):
     timeout_seconds: float = Field(default=60.0, gt=0, description="Seconds that one request to a bucket may take.")
     s3: dg.ConfigurableResource | None = Field(default=None, description=_S3_HELP)  # type: ignore[type-arg]
     options: dict[str, str] = Field(default_factory=dict, description=_OPTIONS_HELP)
-
-    @classmethod
-    def check_given(cls, given: Mapping[str, Any]) -> None:
-        check_place(cls.__name__, given)
-
-    def __repr__(self) -> str:
-        return _shown(self)
-
-    __str__ = __repr__
 
     def store(self) -> Store:
         return _open(self.url, self.s3, self.options, self.timeout_seconds)
@@ -125,7 +134,7 @@ class BufferResource(Guarded):
         return state_of(self.place().manifests().read(), time.time())
 
 
-class LakeResource(Guarded):
+class LakeResource(_Place):
     """Where the tables are: each is a folder of this URL.
 
     >>> import tempfile
@@ -139,15 +148,6 @@ class LakeResource(Guarded):
     timeout_seconds: float = Field(default=60.0, gt=0, description="Seconds that one request to a bucket may take.")
     s3: dg.ConfigurableResource | None = Field(default=None, description=_S3_HELP)  # type: ignore[type-arg]
     options: dict[str, str] = Field(default_factory=dict, description=_OPTIONS_HELP)
-
-    @classmethod
-    def check_given(cls, given: Mapping[str, Any]) -> None:
-        check_place(cls.__name__, given)
-
-    def __repr__(self) -> str:
-        return _shown(self)
-
-    __str__ = __repr__
 
     def table(self, name: str, schema: TableSchema | None = None) -> LakeTable:
         """A table by its name, with these columns (those of `entries`, if none are given). Nothing is read yet."""
@@ -170,13 +170,6 @@ class LakeResource(Guarded):
             credentials=credentials,
             timeout_seconds=self.timeout_seconds,
         )
-
-
-def _shown(resource: BufferResource | LakeResource) -> str:
-    """Neither options nor the S3Resource: they may be secrets."""
-    is_variable = isinstance(resource.url, dg.EnvVar)
-    url = f"EnvVar({resource.url!r})" if is_variable else repr(safe_url(resource.url))
-    return f"{type(resource).__name__}({url})"
 
 
 def _open(url: str, s3: Any, options: dict[str, str], timeout_seconds: float) -> Store:
