@@ -56,8 +56,8 @@ slow one. On four cores fixed limits happen to fit, and steady loads and bursts 
 cent with a slow sink and with a steady load at 5 MB/s, since a third run is tried now and then; trickle and backlog
 are won there, too. Further from what was measured it loses more: 20 per cent at 98 per cent of all that four cores can
 do, and 10 to 20 where a sink becomes sixty times slower while load is near what all runs of a cluster can take, until
-ranges that ran in other company tell more runs and slower ones apart. The worst twentieth waits up to a quarter
-longer.
+ranges that ran in other company tell more runs and slower ones apart. In the table, the worst
+twentieth waits up to a fifth longer.
 
 **What is learned** is of what happened: how long the runs of finished ranges took, and in what time their batches
 arrived. `rho` is the one, smoothed, over the other, smoothed, and over `c`: a figure to look at, which steers nothing,
