@@ -1,59 +1,75 @@
 """How large the next ranges are to be, how often to cut one, and how many to run at once.
 
 **Is growing or shrinking right when behind?** A range costs `fixed + per_byte * bytes` seconds. Measured with Dagster
-and Spark on two cores, `fixed` is about 20 s and a second more lands 300 to 750 MB, so a range of 10 MB costs as much
-as one of 100 MB. Whoever halves ranges when behind doubles the number of fixed costs, falls further behind, and halves
-again. So: behind, *grow*. Shrinking is right in two cases only. Where the bytes are the cost (a slow sink), a larger
-range lands no more per second, but its first rows come later and a failure costs more: `max_seconds` bounds it, never
-below the size at which half of the time is work. And where memory or disk run short: above `ease_above` of pressure,
-the ceiling is multiplied by `ease_factor`; further up the gate (`gate.py`) starts nothing at all.
+and Spark on two cores, `fixed` is about 20 s. Landing alone does 300 to 750 MB in each second more, landing, decoding
+and a state in one run 5 MB. So a range of 10 MB costs nearly what one of 100 MB does, or a third. Whoever halves
+ranges when behind doubles the number of fixed costs, falls further behind, and halves again. So: behind, *grow*.
+Shrinking is right in two cases only. Where the bytes are the cost, a larger range lands no more per second, but its
+first rows come later and a failure costs more: `max_seconds` bounds it, never below the size at which half of the time
+is work. And where memory or disk run short: above `ease_above` of pressure, the ceiling is multiplied by
+`ease_factor`; further up the gate (`gate.py`) starts nothing at all.
 
-**The size.** With `a` bytes arriving per second and room for `c` runs' work at a time, ranges of `B` bytes come every
-`B / a` seconds, so the utilisation is `rho = (fixed + per_byte * B) / (c * B / a)`. It falls with B. The lag, about
-`B / a + fixed + per_byte * B`, rises with B. So the best is the smallest B that keeps rho at the target:
+**Size and memory.** A run works in blocks of a few MiB and never holds a range: what it takes does not grow with the
+range (`test_a_long_share_needs_no_more_memory_than_one_file` and the like in `tests/spark`). So memory asks for no
+size. What limits it is `max_bytes`, and what the gate says of pressure and of room for another run.
 
-    B = a * fixed / (c * target - a * per_byte)
+**The size.** With `a` bytes arriving per second and room for `c` runs' work at a time, the bytes alone keep `a *
+per_byte` of it busy. What they leave is for fixed costs: with ranges of `B` bytes they take `a / B * fixed`. The lag,
+about `B / a + fixed + per_byte * B`, rises with B. So the best is the smallest B whose fixed costs take no more than
+the target's part of what the bytes leave:
 
-Where that has no answer (the bytes alone are too many), it is the ceiling. The same as time, `interval = B / a`, is
-the better rule for when to cut, since it hardly depends on `a`: a range is cut when the last cut is `interval` ago,
-and whatever waits goes into it. So a batch that comes after a quiet hour does not wait for others that do not come,
-and a burst makes ranges large instead of many. `max_wait` bounds what any batch waits. With more waiting than B (a
-burst, a backlog) the budget grows until all of it fits: into as few ranges as land it nearly as soon as any number of
-them, usually one, up to the ceiling. A range of that size is full, and is cut at once.
+    B = a * fixed / (target * (c - a * per_byte))
+
+Where the bytes leave nothing, it is the ceiling. The same as time, `interval = B / a`, is the better rule for when to
+cut, since it hardly depends on `a`: a range is cut when the last cut is `interval` ago, and whatever waits goes into
+it. So a batch that comes after a quiet hour does not wait for others that do not come, and a burst makes ranges large
+instead of many. `max_wait` bounds what any batch waits. Bytes that take twice as long as a start do not wait while a
+run is free: waiting on would save less than it idles.
+
+With S waiting, more than B (a burst, a backlog), the budget grows until all of it fits: into as few ranges as land it
+nearly as soon as any number of them, usually one. But of a large backlog the first rows would come late, so a range is
+no larger than the one for which the mean time until S has landed, `S * (fixed + per_byte * B) / (c * B - a * (fixed +
+per_byte * B)) / 2 + per_byte * B / 2`, is the least: `B + sqrt(c * S * fixed / per_byte) / (c - a * per_byte)`.
 
 The target is near 1, and not the 0.7 that keeps other queues short. A queue of ranges is short without it: what comes
 while all runs are busy goes into the next range, which costs hardly more for it, so a queue that grows makes the work
-less. The room that a lower target leaves would be paid for with larger ranges all the time: at 0.7 mean lag is 2 to 17
-per cent above that at 0.95, on two cores, on four and on a cluster; more than twice as high with a busy slow sink on a
-cluster, the same with a backlog, and a per cent lower for a burst of larger batches on two cores. The price is runs: on
-a cluster 1.2 to 2.1 times as many as with fixed limits. Who would rather have few sets a lower target, or takes the
-profile `throughput`.
+less. The price is runs: on a cluster up to 2.2 times as many as with fixed limits. Who would rather have few sets a
+lower target, or takes the profile `throughput`.
 
 **Runs at once.** `c` is not the number of runs. On two cores four runs at once take 70 to 80 s, four times as long as
-one: all of the waiting, none of the speed. For how many there is room is learned (`regulator_cost.py`), and no more are
-started than are needed for nine tenths of what `parallel` of them get done; one more while a backlog waits, so that
-nothing idles until the next tick, and one more where that many never slowed each other and more were not seen of late:
-whether there is room for it, only trying tells. What was learned of it fades while runs are alone, so two are tried
-again now and then. A run that takes far too long is not waited for. Runs that land acked ranges again (backfills)
-count, but never take the one run that what is new may always have.
+one: all of the waiting, none of the speed. For how many there is room is learned (`regulator_cost.py`), and no more
+are started than are needed for nine tenths of what `parallel` of them get done; all of them while more waits than the
+ceiling, since ranges can grow no more then and nothing is to idle until the next tick; and one more where that many
+never slowed each other and more were not seen of late: whether there is room for it, only trying tells. A run that
+takes far too long is not waited for. Runs that land acked ranges again (backfills) count, but never take the one run
+that what is new may always have.
 
-**Where it gains nothing.** Fixed limits that happen to fit cannot be beaten. They fit four cores: with a slow sink
-mean lag is 5 per cent higher here, since a third run is tried now and then; with a steady load and bursts it is the
-same, or up to 2 per cent lower. And where a sink becomes sixty times slower while load is near what all runs can take,
-it is 1.4 times as high: more runs and slower ones came together, and it takes ranges that ran in other company to tell
-them apart. Everywhere else it is lower here, on a cluster by a tenth, on two cores by half; but for the worst
-twentieth, which may wait a fifth longer (`tests/ranges/test_regulator_simulation.py` has the numbers).
+**Before anything is known** the bytes are taken to be slow, as in a whole pipeline: a first range that is too small
+costs a start, one that is too large costs minutes. With a large backlog then, or bytes that keep a run busy, as many
+runs start as with fixed limits, which also tells at once how they slow each other.
+
+**Where it wins, and where not.** Mean lag in parts of the better one of fixed limits and the plain rule, for the five
+loads of the table (`tests/ranges/test_regulator_simulation.py`), with a sink of 500 MB/s and with the 5 MB/s of the
+whole pipeline. On two cores it is 0.2 to 0.6 for steady loads, bursts and a slow sink, 0.8 for a trickle, 0.5 for a
+backlog at 500 MB/s and even at 5 MB/s. On a cluster 0.75 to 0.9, 0.5 to 0.6 for the fast backlog, and 1.02 for the
+slow one. On four cores fixed limits happen to fit, and steady loads and bursts are about even; it loses 4 to 5 per
+cent with a slow sink and with a steady load at 5 MB/s, since a third run is tried now and then; trickle and backlog
+are won there, too. Further from what was measured it loses more: 20 per cent at 98 per cent of all that four cores can
+do, and 10 to 20 where a sink becomes sixty times slower while load is near what all runs of a cluster can take, until
+ranges that ran in other company tell more runs and slower ones apart. In the table, the worst
+twentieth waits up to a fifth longer.
 
 **What is learned** is of what happened: how long the runs of finished ranges took, and in what time their batches
-arrived; rho is the one, smoothed, over the other, smoothed, and over `c`. Everything here is a pure function. Whatever
-was observed, the budget stays within `min_bytes` and `max_bytes`, and the wait within `min_wait` and `max_wait`.
+arrived. `rho` is the one, smoothed, over the other, smoothed, and over `c`: a figure to look at, which steers nothing,
+since it cannot tell fixed costs from bytes. Everything here is a pure function. Whatever was observed, the budget
+stays within `min_bytes` and `max_bytes`, and the wait within `min_wait` and `max_wait`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from objbuf_dagster.errors import InvalidInput, shown
@@ -68,10 +84,13 @@ __all__ = ["Cost", "Decision", "Observation", "Profile", "Regulator", "State", "
 Profile = Literal["throughput", "balanced", "low_latency"]
 
 _PROFILES: dict[str, dict[str, Any]] = {
-    "throughput": {"target": 0.4, "min_wait": 30.0, "max_wait": 600.0, "max_seconds": 900.0, "max_bytes": 4 << 30},
+    "throughput": {"target": 0.4, "min_wait": 30.0, "max_wait": 300.0, "max_seconds": 900.0, "max_bytes": 4 << 30},
     "balanced": {},
-    "low_latency": {"target": 1.0, "max_wait": 20.0, "max_seconds": 120.0},
+    "low_latency": {"target": 1.0},
 }
+"""`throughput` has a fifth to three quarters of the runs, and up to about twice the mean lag. `balanced` has nearly the
+least lag there is: `low_latency` spends a few more runs and is the same within two per cent, but two to eight per cent
+sooner in a burst of bytes that cost much."""
 
 _ENOUGH = 0.9
 """Of what all runs at once get done: more runs than are needed for it only make each of them slower."""
@@ -79,8 +98,11 @@ _ENOUGH = 0.9
 _AS_SOON = 0.97
 """Of the time: what is gained by more parts than are needed for it is not worth their fixed costs."""
 
-_TRIED = 20
-"""Ranges until one run more is tried again."""
+_WORTH = 2.0
+"""Of the fixed cost: bytes that take so much longer than it are worth a run that would idle otherwise."""
+
+_REMEMBERED_ROOM = 0.1
+"""How far what is held of the room, whatever samples still tell of it, moves with each range to what they tell."""
 
 _NEARLY, _MORE = 0.8, 1.15
 """Of the room: how many runs fill it, and how many are more than that. Both are averages over a run."""
@@ -121,7 +143,7 @@ class Decision:
     limits: for the planner; `limits.max_bytes` is the budget.
     ranges: that may be started now, besides those that run.
     interval: seconds between two cuts.
-    rho: utilisation of late, 1 is all that the runs can do; None before anything was seen.
+    rho: utilisation of late, 1 is all that the runs can do; to look at; None before anything was seen.
     rate: bytes that arrive in a second, as far as is known.
     cost: of a range, as far as is known.
     parallel: runs at once that are worth having.
@@ -152,7 +174,8 @@ class Regulator:
     on: False: `limits` apply, exactly, and as many runs as `parallel` says; it goes on learning.
     limits: what applies if it is off.
     parallel: runs at once, at the most.
-    target: utilisation that ranges are made large enough for, above 0, up to 1. Lower: fewer and larger ranges.
+    target: part of the runs' time, of what bytes leave of it, that ranges' fixed costs may take, above 0, up to 1.
+        Lower: fewer and larger ranges.
     min_bytes, max_bytes: of a range's budget.
     max_batches: in a range, at the most: the sensor asks for the size of each, within a tick.
     min_wait, max_wait: seconds that a batch waits to be planned, at the least and at the most.
@@ -178,7 +201,7 @@ class Regulator:
     smoothing: float = 0.3
     forgetting: float = 0.9
     fixed_seconds: float = 20.0
-    bytes_per_second: float = 400e6
+    bytes_per_second: float = 5e6
     expected_room: float = 2.0
     tick_seconds: float = 5.0
     ease_above: float = 0.65
@@ -216,7 +239,9 @@ class Regulator:
     def cost(self, state: State) -> Cost:
         """What a range costs, by all that is known."""
         return fit(
-            state.samples, Cost(self.fixed_seconds, 1 / self.bytes_per_second, self.expected_room), self.forgetting
+            state.samples,
+            Cost(self.fixed_seconds, 1 / self.bytes_per_second, state.room or self.expected_room),
+            self.forgetting,
         )
 
     def update(self, state: State, observations: Iterable[Observation]) -> State:
@@ -251,21 +276,26 @@ class Regulator:
         since = self.max_wait if since_cut is None else _within(since_cut, 0, _MOST_SECONDS)
         age = _within(waiting.seconds, 0, _MOST_SECONDS)
         rate = _rate(state, size, max(age, since))
+        if not state.samples and cost.per_byte * max(rate * cost.fixed, size / self.parallel) > cost.fixed:
+            cost = replace(cost, room=max(cost.room, float(self.parallel)))
         parallel = self._parallel(cost) if self.on else self.parallel
         capacity = cost.capacity(parallel)
         if self.on:
             ceiling = self._ceiling(cost, parallel, pressure)
-            spare = capacity * self.target - rate * cost.per_byte
+            spare = self.target * (capacity - rate * cost.per_byte)
             enough = _within(rate * cost.fixed / spare if spare > 0 else ceiling, self.min_bytes, ceiling)
             interval = _within(cost.fixed / spare if spare > 0 else self.max_wait, self.min_wait, self.max_wait)
+            drained = math.sqrt(capacity * size * cost.fixed / cost.per_byte) / spare if spare > 0 else ceiling
+            most = min(ceiling, enough + drained)
             stuck = self.stuck_after(state)
             own, all_ = (sum(seconds < stuck for seconds in some) for some in (running, (*running, *others)))
-            wanted = min(parallel + (size > ceiling or _may_have_more_room(state, cost)), self.parallel)
+            more = self.parallel if size > ceiling else int(_may_have_more_room(state, cost))
+            wanted = min(parallel + more, self.parallel)
             free = int(min(max(0 if own else 1, wanted - all_), max(0 if running else 1, room)))
             busy = "" if free or not (waiting.batches or size) else _busy(all_, wanted)
-            is_due = since + self.tick_seconds / 2 >= interval
+            is_due = since + self.tick_seconds / 2 >= interval or cost.per_byte * size >= _WORTH * cost.fixed
             wait = self.min_wait if is_due else _within(age + interval - since, self.min_wait, self.max_wait)
-            limits = Limits(self.max_batches, int(_split(size, enough, ceiling, free, cost)), wait)
+            limits = Limits(self.max_batches, int(_split(size, enough, most, free, cost)), wait)
         else:
             limits, interval = self.limits, self.limits.max_wait
             ceiling = enough = float(limits.max_bytes)
@@ -301,11 +331,13 @@ class Regulator:
         def smooth(old: float, new: float) -> float:
             return old + self.smoothing * (new - old) if state.counted else new
 
+        held = state.room or self.expected_room
         return State(
             seconds=smooth(state.seconds, seconds / cost.factor(runs)),
             arrival_seconds=smooth(state.arrival_seconds, _within(one.arrival_seconds, 0, quiet)),
             size=smooth(state.size, size),
             batches=smooth(state.batches, min(one.batches, _MOST_BYTES)),
+            room=_within(held * (cost.room / held) ** _REMEMBERED_ROOM, 1, _MOST_RUNS),
             samples=(*state.samples, Sample(size, seconds, runs))[-SAMPLES:],
             counted=tuple(sorted({*state.counted, one.start})[-REMEMBERED:]),
         )
@@ -326,8 +358,8 @@ def _size(state: State, waiting: Waiting) -> float:
 
 
 def _may_have_more_room(state: State, cost: Cost) -> bool:
-    """Whether runs filled the room that there is said to be, and none of late was more: nobody knows then."""
-    return _NEARLY * cost.room <= seen_at_once(state.samples, _TRIED) <= _MORE * cost.room
+    """Whether runs filled the room that there is said to be, and none remembered was more: nobody knows then."""
+    return _NEARLY * cost.room <= seen_at_once(state.samples) <= _MORE * cost.room
 
 
 def _batch_size(state: State) -> float:
@@ -344,13 +376,13 @@ def _rate(state: State, size: float, window: float) -> float:
     return (before * _WINDOW + now * window) / (_WINDOW + window)
 
 
-def _split(size: float, enough: float, ceiling: float, free: int, cost: Cost) -> float:
+def _split(size: float, enough: float, most: float, free: int, cost: Cost) -> float:
     """The budget: enough, or what waits in as few parts as land it nearly as soon as any number would."""
     if size <= enough:
         return enough
     seconds = [cost.seconds(size / parts, parts) for parts in range(1, max(1, free) + 1)]
     parts = next(parts for parts, taken in enumerate(seconds, 1) if _AS_SOON * taken <= min(seconds))
-    return _within((_SPARE if parts > 1 else _LEEWAY) * size / parts, enough, ceiling)
+    return _within((_SPARE if parts > 1 else _LEEWAY) * size / parts, enough, most)
 
 
 def _busy(runs: int, worth: int) -> str:

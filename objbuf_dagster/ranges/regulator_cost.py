@@ -11,7 +11,8 @@ samples of equal size still give an answer: what the data cannot tell apart, the
 fits, and how far its `room` and `fixed` are from what was expected, says how likely it is; the likeliest is taken. Runs
 that were never more than two say only that there is room for two: whether there is for three, only trying tells
 (`seen_at_once`). Old samples fade for both alike: where a sink gets slower, those from before fit no room, and must not
-choose the one that bends the new ones towards them.
+choose the one that bends the new ones towards them. But machines change seldom: what was held of the room moves slowly
+to what samples tell, and is what is expected once they have faded (`State.room`).
 
 A sample counts for at most three times, and at least a third, of what was expected: an outlier moves the fit a little,
 a lasting change moves it within a few ranges.
@@ -34,7 +35,7 @@ _MISFIT = 0.2
 """The same for telling one room from another, with something for what the model leaves out."""
 
 _FIXED_SPREAD = 1.5
-_PER_BYTE_SPREAD = 50.0
+_PER_BYTE_SPREAD = 10.0
 """How wrong an expectation may be, in parts of it. Spark starts about alike everywhere; sinks and machines differ."""
 
 _LOG_FIXED_SPREAD = 0.5
@@ -44,7 +45,7 @@ one that takes ten times as long, and then it is something else that changed."""
 
 _OUTLIER = 3.0
 _LEAST_FIXED = 0.1
-_LEAST_PER_BYTE = 0.01
+_LEAST_PER_BYTE = 0.001
 """Of the expectation: nothing is free, and a cost of 0 would ask for a range of no size, or of any."""
 
 _MOST = 1e9
@@ -92,9 +93,9 @@ class Sample:
     at_once: float
 
 
-def seen_at_once(samples: Sequence[Sample], last: int) -> float:
-    """How many runs the last samples tell of, at the most; 0 if there are none."""
-    return max((one.at_once for one in samples[-last:]), default=0.0)
+def seen_at_once(samples: Sequence[Sample]) -> float:
+    """How many runs samples tell of, at the most; 0 if there are none."""
+    return max((one.at_once for one in samples), default=0.0)
 
 
 def plausible(seconds: float, expected: float) -> float:
@@ -107,29 +108,34 @@ def fit(samples: tuple[Sample, ...], expected: Cost, keep: float) -> Cost:
     """The costs that samples, the newest last, and expectation give together; each counts `keep` of the next."""
     if not samples:
         return expected
-    most = max(expected.room, seen_at_once(samples, len(samples)))  # of more room, these say the same as of this
+    most = max(expected.room, seen_at_once(samples))  # of more room, these say the same as of this
     rooms = (2 ** (step / _ROOM_STEPS) for step in range(1 + math.ceil(_ROOM_STEPS * math.log2(most))))
-    _, cost = min((_fit_alone(samples, expected, room, keep) for room in rooms), key=lambda found: found[0])
+    weights = [keep**age for age in range(len(samples) - 1, -1, -1)]
+    _, cost = min((_fit_alone(samples, weights, expected, room) for room in rooms), key=lambda found: found[0])
     return cost
 
 
-def _fit_alone(samples: Sequence[Sample], expected: Cost, room: float, keep: float) -> tuple[float, Cost]:
+def _fit_alone(samples: Sequence[Sample], weights: Sequence[float], expected: Cost, room: float) -> tuple[float, Cost]:
     """How unlikely it is that there is room for so many runs, and the best costs if there is."""
     fixed, slope = expected.fixed, expected.per_byte * _UNIT
-    alone = [
-        (keep**age, one.size / _UNIT, one.seconds / max(1.0, one.at_once / room))
-        for age, one in enumerate(reversed(samples))
-    ]
-    weight = sum(part for part, _, _ in alone)
-    seconds = sum(part * taken for part, _, taken in alone)
-    noise = _NOISE * max(fixed, seconds / weight)
+    ones = x = xx = y = xy = 0.0
+    alone = []
+    for part, one in zip(weights, samples, strict=True):
+        size, taken = one.size / _UNIT, one.seconds * room / one.at_once if one.at_once > room else one.seconds
+        alone.append((part, size, taken))
+        ones += part
+        x += part * size
+        xx += part * size * size
+        y += part * taken
+        xy += part * size * taken
+    noise = _NOISE * max(fixed, y / ones)
     sure_fixed, sure_slope = (noise / (_FIXED_SPREAD * fixed)) ** 2, (noise / (_PER_BYTE_SPREAD * slope)) ** 2
     found_fixed, found_slope = _line(
-        weight + sure_fixed,
-        sum(part * size for part, size, _ in alone),
-        sum(part * size * size for part, size, _ in alone) + sure_slope,
-        seconds + sure_fixed * fixed,
-        sum(part * size * taken for part, size, taken in alone) + sure_slope * slope,
+        ones + sure_fixed,
+        x,
+        xx + sure_slope,
+        y + sure_fixed * fixed,
+        xy + sure_slope * slope,
         (_LEAST_FIXED * fixed, _LEAST_PER_BYTE * slope),
     )
     unlikely = (math.log(room / expected.room) / _ROOM_SPREAD) ** 2

@@ -14,7 +14,7 @@ from objbuf_dagster.errors import InvalidInput, shown
 from objbuf_dagster.ranges.regulator_cost import REMEMBERED as SAMPLES
 from objbuf_dagster.ranges.regulator_cost import Sample
 
-VERSION = 2
+VERSION = 3
 REMEMBERED = 128
 """Ranges that are remembered as counted; older ones are taken for counted, too."""
 
@@ -62,6 +62,7 @@ class State:
     seconds, arrival_seconds, size, batches: smoothed, of a range; seconds as if each had run alone.
     samples: what the costs are fitted from, the newest last.
     counted: the first sequences of the last ranges that were counted, in rising order.
+    room: runs there was room for by what was learned before; 0 if nothing was.
     """
 
     seconds: float = 0.0
@@ -70,6 +71,7 @@ class State:
     batches: float = 0.0
     samples: tuple[Sample, ...] = ()
     counted: tuple[int, ...] = ()
+    room: float = 0.0
 
     def has_counted(self, start: int) -> bool:
         """Also whatever lies before all that is remembered: a backfill says nothing of what arrives now."""
@@ -105,6 +107,7 @@ class State:
             **{name: _number(name, given[name]) for name in ("seconds", "arrival_seconds", "size", "batches")},
             samples=_samples(given["samples"]),
             counted=_counted(given["counted"]),
+            room=_room(given["room"]),
         )
 
 
@@ -112,6 +115,13 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LARGEST:
         raise _damaged(f"{name} is no number that it could be")
     return float(value)
+
+
+def _room(given: object) -> float:
+    room = _number("room", given)
+    if room and not 1 <= room <= _MOST_AT_ONCE:
+        raise _damaged("room is no number that it could be")
+    return room
 
 
 def _samples(given: object) -> tuple[Sample, ...]:

@@ -85,6 +85,36 @@ def test_a_slow_sink_bounds_a_range_by_its_time_but_never_so_that_the_fixed_cost
     assert short.cost.per_byte * short.budget == pytest.approx(short.cost.fixed, rel=0.05)
 
 
+def test_of_a_backlog_ranges_land_one_after_the_other_once_bytes_cost_more_than_starts() -> None:
+    """Of all sizes, that of the least mean time until a batch of the backlog has landed, when nothing else comes."""
+    slow = learned(*[100 * MB, 50 * MB, 200 * MB, 80 * MB] * 8, speed=5 * MB, rate=0.001 * MB)
+    decision = BALANCED.decide(slow, Waiting(size=4_000 * MB, seconds=86_400), since_cut=60.0)
+    capacity = decision.cost.capacity(decision.parallel)
+
+    def mean(size: float) -> float:
+        return decision.cost.seconds(size) * (4_000 * MB / size / capacity + 1) / 2
+
+    least = min(map(mean, (number * MB for number in range(20, 2_000, 5))))
+    assert mean(decision.budget) < 1.01 * least
+    assert decision.budget < 900 * MB
+
+
+def test_while_nothing_is_known_a_backlog_gets_as_many_runs_as_fixed_limits_would_give_it() -> None:
+    large = BALANCED.decide(State(), Waiting(size=50 * GIB, seconds=86_400))
+    small = BALANCED.decide(State(), Waiting(size=1 * MB, seconds=5))
+    assert (large.ranges, small.ranges) == (4, 2)
+    assert BALANCED.decide(State(), Waiting(size=4 * GIB, seconds=86_400)).budget < GIB // 2, "a sink may be slow"
+
+
+def test_bytes_that_cost_more_than_a_start_do_not_wait_while_a_run_idles() -> None:
+    slow = learned(*[100 * MB, 50 * MB, 200 * MB, 80 * MB] * 8, speed=5 * MB, rate=20 * MB)
+    much, little = (
+        BALANCED.decide(slow, Waiting(size=size, seconds=6.0), since_cut=6.0).limits.max_wait
+        for size in (300 * MB, 30 * MB)
+    )
+    assert much == 0 < little
+
+
 def test_pressure_halves_the_ceiling() -> None:
     waiting = Waiting(size=50 * GIB, seconds=600)
     assert BALANCED.decide(ALONE, waiting, pressure=0.64).budget == GIB
@@ -109,7 +139,8 @@ def test_runs_that_only_slow_each_other_are_not_started_together() -> None:
     small, large = Waiting(size=10 * MB, seconds=20), Waiting(size=100 * GIB, seconds=600)
     assert BALANCED.decide(CROWDED, small).parallel == 1
     assert [BALANCED.decide(CROWDED, small, running=[5.0] * runs).ranges for runs in range(3)] == [1, 0, 0]
-    assert BALANCED.decide(CROWDED, large, running=[5.0]).ranges == 1, "one more waits for nobody's tick"
+    at_the_ceiling = [BALANCED.decide(CROWDED, large, running=[5.0] * runs).ranges for runs in (1, 4)]
+    assert at_the_ceiling == [3, 0], "ranges that cannot grow: nothing is to idle until the next tick"
 
 
 def test_runs_that_do_not_slow_each_other_use_all_there_is() -> None:
@@ -122,13 +153,14 @@ def test_runs_that_do_not_slow_each_other_use_all_there_is() -> None:
 
 def test_one_more_run_is_tried_where_as_many_as_there_are_never_slowed_each_other() -> None:
     def after(*at_once: float) -> int:
-        seen = [replace(one, at_once=runs) for one, runs in zip(landed(*[60 * MB] * 40), at_once, strict=False)]
+        seen = [replace(one, at_once=runs) for one, runs in zip(landed(*[60 * MB] * 70), at_once, strict=False)]
         seen = [replace(one, seconds=20.15 * max(1.0, one.at_once / 2)) for one in seen]
         return BALANCED.decide(BALANCED.update(State(), seen), Waiting(size=10 * MB), running=[5.0, 5.0]).ranges
 
     assert after(*[1.9] * 20) == 1
     assert after(*[1.9] * 15, 2.9, 2.9, 1.9) == 0, "it was tried, and slowed the others"
-    assert after(*[1.9] * 10, 2.9, 2.9, *[1.9] * 20) == 1, "now and then"
+    assert after(*[1.9] * 10, 2.9, 2.9, *[1.9] * 28) == 0, "which is remembered for a while"
+    assert after(2.9, 2.9, *[1.9] * 61) == 1, "and tried again now and then"
     assert after(*[1.0] * 20) == 0, "where one was enough, nobody needs a third"
 
 
@@ -155,7 +187,7 @@ def test_a_quiet_night_before_a_range_does_not_hide_the_load_of_the_day() -> Non
 
 
 def test_what_one_run_lands_as_soon_is_not_split() -> None:
-    apart = replace(BALANCED, expected_room=16.0)
+    apart = replace(BALANCED, expected_room=16.0, bytes_per_second=400 * MB)
     assert apart.decide(State(), Waiting(size=50 * MB, seconds=9), since_cut=30.0).budget > 50 * MB
 
 
@@ -220,12 +252,12 @@ def test_costs_are_learned_from_what_happened() -> None:
 
 
 def test_rho_is_processing_over_arrival_both_smoothed() -> None:
-    one, other = Observation(0, 60 * MB, 10, 20.0, 20.0), Observation(10, 60 * MB, 10, 20.0, 40.0)
+    one, other = Observation(0, 60 * MB, 10, 20.0, 20.0), Observation(10, 60 * MB, 10, 40.0, 40.0)
     state = BALANCED.update(State(), [one, other])
-    assert state.arrival_seconds == pytest.approx(20 + 0.3 * 20)
+    assert state.seconds == state.arrival_seconds == pytest.approx(20 + 0.3 * 20)
     rho = BALANCED.decide(state, Waiting()).rho
     capacity = BALANCED.cost(state).capacity(BALANCED.decide(state, Waiting()).parallel)
-    assert rho == pytest.approx(20 / 26 / capacity)
+    assert rho == pytest.approx(1 / capacity)
 
 
 def test_a_range_counts_once_however_often_it_is_told() -> None:
@@ -368,6 +400,8 @@ def test_no_state_is_the_empty_one() -> None:
 
 def test_a_state_of_an_older_format_is_learned_anew() -> None:
     assert State.from_json({"version": 1, "seconds": 20.0, "sums": [0.0] * 9}) == State()
+    without_room = {name: value for name, value in ALONE.to_json().items() if name != "room"}
+    assert State.from_json({**without_room, "version": 2}) == State()
 
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, "2", None, True, 2.0, [2]])
@@ -393,6 +427,8 @@ def test_a_state_of_another_release_is_refused_with_what_to_do(version: object) 
         {"samples": [[1.0, 1.0, 0.5]]},
         {"samples": [[1.0, 1.0, 1.0]] * 61},
         {"samples": {"a": 1}},
+        {"room": 0.5},
+        {"room": 1e9},
         {"counted": None},
         {"counted": [1.5]},
         {"counted": [3, 2]},

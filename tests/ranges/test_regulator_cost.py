@@ -29,9 +29,9 @@ def test_one_sample_moves_the_fit_towards_it() -> None:
     assert 20 < cost_after((10 * MB, 30.0, 1.0)).fixed <= 30.1
 
 
-def test_samples_of_equal_small_size_are_all_fixed_cost() -> None:
+def test_samples_of_equal_small_size_are_mostly_fixed_cost() -> None:
     cost = cost_after(*repeat((10 * MB, 45.0, 1.0), 30))
-    assert cost.fixed == pytest.approx(45, rel=0.05)
+    assert 30 < cost.fixed <= 45
     assert cost.seconds(10 * MB) == pytest.approx(45, rel=0.02)
 
 
@@ -43,7 +43,7 @@ def test_samples_of_equal_large_size_that_take_long_are_mostly_bytes() -> None:
 
 def test_larger_ranges_that_took_less_time_cost_nothing_below_the_floor() -> None:
     cost = cost_after(*[(10 * MB, 60.0, 1.0), (900 * MB, 15.0, 1.0)] * 10)
-    assert cost.per_byte == pytest.approx(0.01 / (400 * MB))
+    assert cost.per_byte == pytest.approx(0.001 / (5 * MB))
     assert 15 < cost.fixed < 60
 
 
@@ -84,12 +84,19 @@ def test_how_many_runs_there_is_room_for_is_told_from_what_they_cost_alone(room:
     assert cost.fixed == pytest.approx(20, rel=0.25)
 
 
-def test_what_was_learned_of_runs_together_fades_while_they_are_alone() -> None:
+def test_what_was_learned_of_runs_together_is_kept_while_they_are_alone() -> None:
+    """Samples of it fade, since sinks change; the machine hardly does."""
     together = [(50 * MB, 20.0 * 4, 4.0), (50 * MB, 20.0, 1.0)] * 10
     assert cost_after(*together).room < 1.1
     later = cost_after(*together, *[(50 * MB, 20.0, 1.0)] * 60)
-    assert later.room > 1.6
+    assert later.room < 1.1
     assert later.fixed == pytest.approx(20, rel=0.05)
+
+
+def test_what_was_learned_of_runs_together_changes_with_the_machine() -> None:
+    small = [(50 * MB, 20.0 * 4, 4.0), (50 * MB, 20.0, 1.0)] * 10
+    larger = [(50 * MB, 20.0 * 4 / 3, 4.0), (50 * MB, 20.0, 1.0)] * 15
+    assert cost_after(*small, *larger).room == pytest.approx(3, rel=0.15)
 
 
 def test_runs_that_were_never_more_than_two_say_nothing_of_three() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -18,17 +18,18 @@ from tests.ranges.simulation import (
     MB,
     RULES,
     SCENARIOS,
-    SEEDS,
     SMALL,
     Fixed,
     Outcome,
     Regulated,
+    Rule,
     Scenario,
     Simulation,
     World,
     compare,
     flow,
     lines,
+    seeds_of,
     slows_down,
     together,
 )
@@ -36,7 +37,13 @@ from tests.ranges.simulation import (
 BY_NAME = {one.name: one for one in SCENARIOS}
 WORLDS = (SMALL, FOUR, CLUSTER)
 ALL = [pytest.param(world, one, id=f"{one.name}, {world.name}") for one in SCENARIOS for world in WORLDS]
-EVEN = {(FOUR, "burst of 20 times"): 1.02, (FOUR, "slow sink"): 1.07}
+EVEN = {
+    (FOUR, "burst of 20 times"): 1.03,
+    (FOUR, "slow sink"): 1.06,
+    (FOUR, "steady, 5 MB/s"): 1.07,
+    (FOUR, "burst, 5 MB/s"): 1.03,
+    (CLUSTER, "backlog, 5 MB/s"): 1.04,
+}
 """Where fixed limits happen to fit, and lag is about the same: how much more it may be."""
 
 
@@ -49,36 +56,52 @@ def compared(world: World, scenario: Scenario) -> dict[str, Outcome]:
 
 PARTS = {
     SMALL: {
-        "steady load": 0.46,
+        "steady load": 0.44,
         "burst of 20 times": 0.24,
-        "burst, batches too": 0.47,
-        "backlog of a day": 0.51,
-        "slow sink": 0.42,
-        "slow sink, 3 times": 0.76,
-        "trickle": 0.83,
+        "burst, batches too": 0.44,
+        "backlog of a day": 0.55,
+        "slow sink": 0.40,
+        "slow sink, 3 times": 0.84,
+        "trickle": 0.82,
+        "steady, 5 MB/s": 0.44,
+        "steady 8, 5 MB/s": 0.83,
+        "burst, 5 MB/s": 0.54,
+        "backlog, 5 MB/s": 0.98,
+        "trickle, 5 MB/s": 0.82,
     },
     FOUR: {
         "steady load": 0.99,
-        "burst of 20 times": 1.00,
-        "burst, batches too": 0.98,
-        "backlog of a day": 0.53,
-        "slow sink": 1.05,
-        "slow sink, 3 times": 0.92,
-        "trickle": 0.76,
+        "burst of 20 times": 1.01,
+        "burst, batches too": 0.99,
+        "backlog of a day": 0.56,
+        "slow sink": 1.04,
+        "slow sink, 3 times": 0.80,
+        "trickle": 0.77,
+        "steady, 5 MB/s": 1.05,
+        "steady 8, 5 MB/s": 0.77,
+        "burst, 5 MB/s": 0.98,
+        "backlog, 5 MB/s": 0.96,
+        "trickle, 5 MB/s": 0.77,
     },
     CLUSTER: {
-        "steady load": 0.89,
-        "burst of 20 times": 0.87,
+        "steady load": 0.90,
+        "burst of 20 times": 0.88,
         "burst, batches too": 0.89,
-        "backlog of a day": 0.57,
+        "backlog of a day": 0.55,
         "slow sink": 0.87,
-        "slow sink, 3 times": 0.96,
-        "trickle": 0.76,
+        "slow sink, 3 times": 0.91,
+        "trickle": 0.77,
+        "steady, 5 MB/s": 0.86,
+        "steady 8, 5 MB/s": 0.96,
+        "burst, 5 MB/s": 0.88,
+        "backlog, 5 MB/s": 1.02,
+        "trickle, 5 MB/s": 0.77,
     },
 }
 """Mean lag, in parts of the better one of the other rules: above 1, the regulator loses.
 
-It gains nothing on four cores where the fixed limits happen to fit: see its module.
+It gains nothing on four cores where the fixed limits happen to fit: see its module. There ratios of single seeds differ
+by up to 0.09, and those of eight by a third of it.
 """
 
 
@@ -121,23 +144,24 @@ def test_a_sink_that_slows_down_is_not_taken_for_runs_that_slow_each_other() -> 
     assert outcomes["regulator"].mean < 1.02 * outcomes["fixed"].mean
 
 
+def of_eight(world: World, scenario: Scenario, rule: Callable[[], Rule]) -> Outcome:
+    return together(Simulation(world, scenario, rule(), seed).run() for seed in range(1, 9))
+
+
 def test_near_the_limit_of_all_runs_a_sink_that_slows_down_is_learned_slowly() -> None:
     """What it costs: with more runs and a slower sink at the same moment, nobody can tell which it was."""
     scenario = Scenario("slow sink, 5 times", flow((3600, 20 * MB), size=0.5 * MB), sink=slows_down)
-    fixed, ours = (
-        together(Simulation(CLUSTER, scenario, rule(), seed).run() for seed in SEEDS) for rule in (Fixed, Regulated)
-    )
-    assert 1.1 < ours.mean / fixed.mean < 1.5
+    fixed, ours = (of_eight(CLUSTER, scenario, rule) for rule in (Fixed, Regulated))
+    assert 1.05 < ours.mean / fixed.mean < 1.25
     assert ours.left == 0
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
-@pytest.mark.parametrize("scenario", ["steady load", "burst of 20 times", "slow sink", "trickle"])
-def test_a_target_of_seven_tenths_makes_lag_longer(world: World, scenario: str) -> None:
-    lower = together(
-        Simulation(world, BY_NAME[scenario], Regulated(Regulator(target=0.7)), seed).run() for seed in SEEDS
-    )
-    assert 1.01 < lower.mean / compared(world, BY_NAME[scenario])["regulator"].mean < 1.2
+def test_at_nearly_all_that_runs_can_do_who_starts_fewer_of_them_is_later() -> None:
+    """What it costs not to start all four on four cores, at 98 per cent of what they can land."""
+    scenario = Scenario("steady 100", flow((2400, 100 * MB), size=8 * MB))
+    fixed, ours = (of_eight(FOUR, scenario, rule) for rule in (Fixed, Regulated))
+    assert 1.05 < ours.mean / fixed.mean < 1.35
+    assert ours.left == 0
 
 
 def test_every_scenario_is_stated_for_every_world() -> None:
@@ -194,14 +218,41 @@ def test_off_is_the_fixed_limits_to_the_last_second() -> None:
     assert off == Simulation(SMALL, scenario, Fixed(), seed=3).run()
 
 
-def test_profiles_trade_runs_for_lag() -> None:
-    found = [
-        Simulation(CLUSTER, BY_NAME["steady load"], Regulated(Regulator.of(profile)), seed=1).run()
-        for profile in ("throughput", "balanced", "low_latency")
-    ]
-    throughput, balanced, low_latency = found
-    assert throughput.runs < balanced.runs < low_latency.runs
-    assert throughput.mean > balanced.mean > low_latency.mean
+NAMED = ("steady load", "burst of 20 times", "slow sink", "trickle", "steady, 5 MB/s")
+
+
+@functools.cache
+def of_profile(profile: str, world: World, scenario: str) -> Outcome:
+    if profile == "balanced":
+        return compared(world, BY_NAME[scenario])["regulator"]
+    given = BY_NAME[scenario]
+    return together(
+        Simulation(world, given, Regulated(Regulator.of(profile)), seed).run() for seed in seeds_of(world, given)
+    )
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+@pytest.mark.parametrize("scenario", NAMED)
+def test_throughput_has_far_fewer_runs_and_a_lag_that_stays_bounded(world: World, scenario: str) -> None:
+    throughput, balanced = (of_profile(profile, world, scenario) for profile in ("throughput", "balanced"))
+    assert throughput.runs < 0.8 * balanced.runs
+    assert throughput.mean < 2.2 * balanced.mean
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+@pytest.mark.parametrize("scenario", NAMED)
+def test_low_latency_is_no_later_than_balanced(world: World, scenario: str) -> None:
+    """But for chance: two per cent, over these seeds."""
+    low, balanced = (of_profile(profile, world, scenario) for profile in ("low_latency", "balanced"))
+    assert low.mean < 1.02 * balanced.mean
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+def test_low_latency_is_sooner_in_a_burst_of_bytes_that_cost_much(world: World) -> None:
+    low, balanced = (of_profile(profile, world, "burst, 5 MB/s") for profile in ("low_latency", "balanced"))
+    assert low.mean < 0.98 * balanced.mean
+    assert low.percentile(0.95) < balanced.percentile(0.95)
+    assert low.runs > balanced.runs
 
 
 def test_a_state_that_was_written_and_read_at_every_tick_decides_the_same() -> None:
