@@ -38,8 +38,8 @@ lower target, or takes the profile `throughput`.
 
 **Runs at once.** `c` is not the number of runs. On two cores four runs at once take 70 to 80 s, four times as long as
 one: all of the waiting, none of the speed. For how many there is room is learned (`regulator_cost.py`), and no more
-are started than are needed for nine tenths of what `parallel` of them get done; all of them while more waits than the
-ceiling, since ranges can grow no more then and nothing is to idle until the next tick; and one more where that many
+are started than are needed for nine tenths of what `parallel` of them get done; twice as many while more waits than
+the ceiling, since ranges can grow no more then and nothing is to idle until the next tick; and one more where that many
 never slowed each other and more were not seen of late: whether there is room for it, only trying tells. A run that
 takes far too long is not waited for. Runs that land acked ranges again (backfills) count, but never take the one run
 that what is new may always have.
@@ -292,7 +292,7 @@ class Regulator:
             most = min(ceiling, enough + drained)
             stuck = self.stuck_after(state)
             own, all_ = (sum(seconds < stuck for seconds in some) for some in (running, (*running, *others)))
-            more = self.parallel if size > ceiling else int(_may_have_more_room(state, cost))
+            more = parallel if size > ceiling else int(_may_have_more_room(state, cost))
             wanted = min(parallel + more, self.parallel)
             free = int(min(max(0 if own else 1, wanted - all_), max(0 if running else 1, room)))
             busy = "" if free or not (waiting.batches or size) else _busy(all_, wanted)

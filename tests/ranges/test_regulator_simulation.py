@@ -61,7 +61,7 @@ PARTS = {
         "burst, batches too": 0.44,
         "backlog of a day": 0.55,
         "slow sink": 0.40,
-        "slow sink, 3 times": 0.84,
+        "slow sink, 3 times": 0.78,
         "trickle": 0.82,
         "steady, 5 MB/s": 0.44,
         "steady 8, 5 MB/s": 0.83,
